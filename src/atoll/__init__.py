@@ -1,0 +1,1 @@
+"""Federated learning. The public names of Atoll live here and nothing else."""
