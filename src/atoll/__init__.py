@@ -1,1 +1,46 @@
-"""Federated learning. The public names of Atoll live here and nothing else."""
+"""Federated learning: research it, decide on it, run it. The public names of Atoll; each is imported on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "atoll.combine": ("Each", "Mean", "Median", "Sum", "TrimmedMean"),
+    "atoll.compare": ("compare",),
+    "atoll.core.method": ("Diverged",),
+    "atoll.core.wire": ("Mismatch",),
+    "atoll.data": ("Federated",),
+    "atoll.job": ("Channel", "Job", "assemble"),
+    "atoll.methods": (
+        "Cosine", "Exponential", "FedAvg", "FedProx", "FedSGD", "Steps", "fedadagrad", "fedadam", "fedavgm", "fedyogi",
+    ),
+    "atoll.methods.server": ("Server",),
+    "atoll.models": ("Model", "optimiser"),
+    "atoll.report.explain": ("explain",),
+    "atoll.run": ("Run", "simulate"),
+    "atoll.select": (
+        "All", "Always", "BySize", "Count", "Diurnal", "Flaky", "Over", "Poisson", "Trace", "Uniform",
+    ),
+    "atoll.stages": ("Average", "Clip", "Weigh"),
+    "atoll.stop": ("Patience", "Still", "Target", "WallTime"),
+}  # fmt: skip
+_ROOMS = ("data", "models", "testing")
+_NAMES = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_NAMES, *_ROOMS])  # noqa: PLE0605 - computed from the table above
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"atoll.{name}")
+    if name not in _NAMES:
+        raise AttributeError(f"module 'atoll' has no attribute '{name}'")
+    value = getattr(import_module(_NAMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

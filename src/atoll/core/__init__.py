@@ -1,0 +1,1 @@
+"""The ideas of Atoll: effects, parties, the wire, methods. Nothing here knows a framework, a file or a socket."""

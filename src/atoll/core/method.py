@@ -1,0 +1,283 @@
+"""One question a round: what a horizontal method is, and the only loop of the horizontal world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from atoll.core.effects import Cohort, Replies, ask, keep, note
+from atoll.core.party import Group, Memory
+from atoll.core.tree import Array, Schema, Tree, flatten, leaves, unflatten
+from atoll.core.wire import About, Codec, Gather, Stage, Wire, chain
+
+State = Mapping[str, Any]
+
+
+class Diverged(ArithmeticError):
+    """The model is no longer finite; the last good one was kept."""
+
+
+class Contribution(NamedTuple):
+    """What parties give: a tree laid out as the method's schema says, a weight each, and facts to note."""
+
+    vector: Tree
+    weight: Array
+
+
+class Method(Protocol):
+    """What a horizontal method knows: what to tell, what to compute on data, what to do with the combined tree.
+
+    `schema` is the layout of one party's contribution. `mean` says whether merge expects the mean of contributions
+    (True) or their sum. `width` is how many parties one call of `task` likes to answer for.
+    """
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def mean(self) -> bool: ...
+    @property
+    def width(self) -> int: ...
+    def init(self, seed: int) -> State: ...
+    def share(self, state: State) -> Tree: ...
+    def task(self, share: Tree, group: Group) -> Contribution: ...
+    def merge(self, state: State, tree: Tree) -> State: ...
+    def evaluate(self, share: Tree, group: Group) -> Tree: ...
+
+
+@dataclass(frozen=True)
+class Contribute:
+    """The one handler behind every horizontal method: work, flatten, encode."""
+
+    method: Method
+    stages: tuple[Stage, ...]
+    wire: Wire  # as it is before the first stage
+    room: str = "train"
+
+    @property
+    def width(self) -> int:
+        return self.method.width
+
+    def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
+        vector, weight = self.method.task(body["share"], group)
+        rows = flatten(vector, self.method.schema)
+        # A sum is finite only if every number is: one pass, no mask.
+        finite = np.isfinite(rows.sum(axis=1))
+        about = About(np.asarray(weight, rows.dtype), group.seed, group.t, group.me)
+        rows, memory = codec_of(self.stages, self.wire)[1].encode(rows, group.memory, about)
+        return {"vector": rows, "finite": finite}, memory
+
+
+@lru_cache(maxsize=16)
+def codec_of(stages: tuple[Stage, ...], wire: Wire) -> tuple[Wire, Codec]:
+    """Run the wire through the stages; parts travel between processes, the codec they make does not."""
+    return chain(*stages)(wire)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Evaluate what is shared: on a party's own test data, or on the server's."""
+
+    method: Method
+    room: str
+
+    @property
+    def width(self) -> int:
+        # Evaluation joins all samples of a group into one batch, so small parties go together.
+        return 1 if self.room == "test" else 250
+
+    def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
+        return self.method.evaluate(body["share"], group), group.memory
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run has shown so far; what select and stop decide on."""
+
+    t: int = 0
+    elapsed: float = 0.0
+    moved: float | None = None
+    curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    last: Replies | None = None
+
+    def best(self, metric: str) -> tuple[int, float] | None:
+        """Return (round, value) of the best value so far: the lowest loss, else the highest."""
+        curve = self.curves.get(metric)
+        if not curve:
+            return None
+        sign = -1.0 if lower_is_better(metric) else 1.0
+        return max(curve, key=lambda point: sign * point[1])
+
+
+def lower_is_better(metric: str) -> bool:
+    """Tell losses and errors from scores by their last word."""
+    return metric.rsplit(".", 1)[-1] in {"loss", "mse", "mae", "perplexity", "error"}
+
+
+class Roster(NamedTuple):
+    """Who could take part: all parties' sizes, and who is online now (None: everybody)."""
+
+    sizes: Array
+    online: Cohort | None = None
+
+    def __len__(self) -> int:
+        return len(self.sizes) if self.online is None else len(self.online)
+
+
+class Pick(NamedTuple):
+    """Whom to ask, and how many answers are enough."""
+
+    cohort: Cohort
+    enough: int | None = None
+
+
+class Select(Protocol):
+    """Who takes part in a round. `rate` is the probability of a party's taking part, where that is a promise."""
+
+    @property
+    def rate(self) -> float | None: ...
+    def expected(self, parties: int) -> int: ...
+    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick: ...
+
+
+class Stop(Protocol):
+    """A reason to end, or None."""
+
+    def __call__(self, history: History) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything `federate` needs, assembled: method, who, the gather with its codec, when to look, when to end."""
+
+    method: Method
+    select: Select
+    gather: Gather
+    codec: Codec
+    wire: Wire
+    rounds: int
+    seed: int
+    sizes: Array
+    online: Callable[[int], Cohort | None]
+    stop: Sequence[Stop] = ()
+    every: int = 1
+    rooms: tuple[str, ...] = ()  # where to evaluate: "test", "own"
+    parts: int = 0  # of the central test set
+
+
+async def federate(plan: Plan, memory: Tree | None = None) -> State:
+    """Ask, combine, merge, look, keep, until a reason to stop. `memory` is what an earlier run kept."""
+    method = plan.method
+    state, history = _restore(memory) if memory else (method.init(plan.seed), History())
+    reason = f"all {plan.rounds} rounds done"
+    if not memory:
+        state, history = await _look(plan, state, history)
+    for t in range(history.t, plan.rounds):
+        share = method.share(state)
+        pick = plan.select.pick(t, Roster(plan.sizes, plan.online(t)), history, plan.seed)
+        if not len(pick.cohort):
+            await note("empty", round=t + 1)  # Poisson drew nobody, or all were offline: the model stays
+            history = replace(history, t=t + 1)
+        else:
+            question = {"share": share, "t": t}
+            vector, replies = await plan.gather(pick.cohort, question, pick.enough)
+            before = state["params"]
+            if len(replies):
+                mean = plan.codec.decode(vector, len(replies), (plan.seed, t, "server"))
+                _check(mean, replies, t)
+                state = method.merge(state, unflatten(mean, method.schema))
+            moved = float(np.linalg.norm(np.asarray(state["params"] - before)))
+            elapsed = replies.facts.get("elapsed", 0.0)
+            history = replace(history, t=t + 1, moved=moved, elapsed=elapsed, last=replies)
+            await note("round", round=t + 1, **_facts(plan, share, pick, replies), moved=moved)
+        if (t + 1) % plan.every == 0 or t + 1 == plan.rounds:
+            state, history = await _look(plan, state, history)
+        await keep(_memory(state, history))
+        said = next((s for s in (stop(history) for stop in plan.stop) if s), None)
+        if said:
+            reason = said
+            break
+    await note("end", round=history.t, reason=reason)
+    return state
+
+
+def _facts(plan: Plan, share: Tree, pick: Pick, replies: Replies) -> dict[str, Any]:
+    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
+    said = {k: v for k, v in replies.facts.items() if k != "elapsed"}
+    return {
+        "asked": len(pick.cohort),
+        "answered": len(replies),
+        "bytes_up": plan.wire.bytes * len(replies),
+        "bytes_down": down * len(pick.cohort),
+        **said,
+    }
+
+
+def _check(mean: Array, replies: Replies, t: int) -> None:
+    if np.isfinite(mean).all():
+        return
+    finite = replies.each.get("finite")
+    bad = [] if finite is None else replies.parties[~finite].tolist()
+    named = f"party {', '.join(map(str, bad[:5]))}{' and others' if len(bad) > 5 else ''}" if bad else "the sum"
+    raise Diverged(
+        f"round {t + 1}: {named} sent numbers that are not finite, so the run stopped and the model of round {t} "
+        "was kept; use a smaller learning rate (--set method.lr=…), or clip with a Clip stage"
+    )
+
+
+async def _look(plan: Plan, state: State, history: History) -> tuple[State, History]:
+    """Evaluate where the plan says and note what was seen."""
+    share = plan.method.share(state)
+    seen: dict[str, float] = {}
+    for room in plan.rooms:
+        who = np.arange(plan.parts if room == "test" else len(plan.sizes))
+        replies = await ask(who, f"judge.{room}", {"share": share, "t": history.t})
+        metrics, spread = summarise(replies)
+        seen |= {f"{room}.{name}": value for name, value in metrics.items()}
+        seconds = replies.facts.get("seconds", 0.0)
+        await note("look", round=history.t, room=room, **metrics, **spread, seconds=seconds)
+    curves = {m: (*history.curves.get(m, ()), (history.t, v)) for m, v in seen.items()}
+    return state, replace(history, curves={**history.curves, **curves})
+
+
+def summarise(replies: Replies) -> tuple[dict[str, float], dict[str, Any]]:
+    """Turn per-party sums (n, loss, correct or squares) into metrics, and the distribution over parties."""
+    each = {name: np.asarray(leaf, np.float64) for name, leaf in replies.each.items()}
+    n = each["n"]
+    some = n > 0
+    total = max(n.sum(), 1.0)
+    metrics = {"loss": each["loss"].sum() / total}
+    score = None
+    if "correct" in each:
+        metrics["accuracy"] = each["correct"].sum() / total
+        score = each["correct"][some] / n[some]
+    else:
+        metrics["mse"] = each["squares"].sum() / total
+        spread = each["yy"].sum() - each["y"].sum() ** 2 / total
+        metrics["r2"] = 1.0 - each["squares"].sum() / spread if spread > 0 else 0.0
+        score = -each["squares"][some] / n[some]
+    parties: dict[str, Any] = {"parties": int(some.sum())}
+    if len(score) > 1:
+        worst = np.sort(score)[: max(1, len(score) // 10)]
+        name = "accuracy" if "correct" in each else "mse"
+        sign = 1.0 if "correct" in each else -1.0
+        parties[f"{name}.mean"] = float(sign * score.mean())
+        parties[f"{name}.worst10"] = float(sign * worst.mean())
+        parties[f"{name}.best"] = float(sign * score.max())
+        shown = np.linspace(0, len(score) - 1, min(len(score), 500)).astype(int)
+        parties["each"] = [round(float(v), 4) for v in np.sort(sign * score)[shown]]
+    return {name: float(value) for name, value in metrics.items()}, parties
+
+
+def _memory(state: State, history: History) -> Tree:
+    curves = {name: np.asarray(curve, np.float64) for name, curve in history.curves.items()}
+    return {"state": state, "t": history.t, "elapsed": history.elapsed, "curves": curves}
+
+
+def _restore(memory: Tree) -> tuple[State, History]:
+    curves = {name: tuple((int(t), float(v)) for t, v in curve) for name, curve in memory.get("curves", {}).items()}
+    history = History(int(memory["t"]), float(memory["elapsed"]), None, curves)
+    return memory["state"], history

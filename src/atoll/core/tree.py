@@ -1,0 +1,69 @@
+"""Small named trees of arrays and the one flat vector they become on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Tree = Mapping[str, Any]  # leaves are arrays or numbers; branches are trees
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Names and shapes of a tree's leaves, in the order in which they stand in the flat vector."""
+
+    leaves: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(prod(shape) for _, shape in self.leaves)
+
+    def slots(self) -> Iterator[tuple[str, int, int, tuple[int, ...]]]:
+        """Yield (name, start, stop, shape) of every leaf in the flat vector."""
+        start = 0
+        for name, shape in self.leaves:
+            yield name, start, start + prod(shape), shape
+            start += prod(shape)
+
+
+def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, leaf), in sorted order of names."""
+    for name in sorted(tree):
+        value = tree[name]
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo `leaves`: build the tree from its paths."""
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        *branches, name = path.split("/")
+        at = tree
+        for branch in branches:
+            at = at.setdefault(branch, {})
+        at[name] = value
+    return tree
+
+
+def flatten(tree: Tree, schema: Schema) -> Array:
+    """Lay a tree whose leaves have a leading axis of parties side by side: (parties, size)."""
+    found = dict(leaves(tree))
+    names = [name for name, _ in schema.leaves]
+    if sorted(found) != sorted(names):
+        raise ValueError(f"the contribution has leaves {sorted(found)}, its schema says {sorted(names)}")
+    rows = [np.asarray(found[name]).reshape(len(found[name]), -1) for name in names]
+    return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+
+
+def unflatten(vector: Array, schema: Schema) -> dict[str, Any]:
+    """Cut one flat vector (or rows of them) back into its tree."""
+    lead = vector.shape[:-1]
+    return nest({name: vector[..., a:b].reshape(*lead, *shape) for name, a, b, shape in schema.slots()})

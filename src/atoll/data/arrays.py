@@ -1,0 +1,234 @@
+"""Tables and federations made from arrays or files of one's own, refused here if they cannot be learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .columns import Columns, Encoding, read_columns
+from .errors import BadData
+from .federated import Array, Federated, Kind, Silos
+from .table import Table, central
+
+MOST_CLASSES = 100  # whole numbers with more distinct values than this are taken for a measurement
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    *,
+    test: tuple[Any, Any] | float | None = None,
+    keys: Mapping[str, Any] | None = None,
+    kind: Kind | None = None,
+    classes: int | None = None,
+    features: Sequence[str] = (),
+) -> Table:
+    """Make a table of arrays: samples first, one label (or a row of labels) a sample.
+
+    `test` is a pair of arrays or the fraction of rows to take out. `kind` is told from the labels where not said:
+    integers, or floats with few distinct whole values, are classes.
+    """
+    x, y = _samples(x), np.asarray(y)
+    _same_length(x, y, "x and y")
+    kind = kind or _kind_of(y)
+    pair = None if test is None or isinstance(test, int | float) else (_samples(test[0]), np.asarray(test[1]))
+    y, count = _labels(y, kind, classes, "y")
+    if kind == "classes" and (y == y.flat[0]).all():
+        raise BadData(f"all labels are {y.flat[0]}: give samples of at least two classes, or say kind = 'real'")
+    _finite(x, features, "x")
+    held = {name: np.asarray(key) for name, key in (keys or {}).items()}
+    for name, key in held.items():
+        _same_length(x, key, f"x and key {name!r}")
+    table = Table(x, y, kind=kind, classes=count, features=tuple(features), keys=held)
+    if pair is None:
+        return table if test is None else table.holdout(float(test))  # type: ignore[arg-type]  # a number by now
+    _same_length(*pair, "test x and test y")
+    _finite(pair[0], features, "test x")
+    if pair[0].shape[1:] != x.shape[1:]:
+        raise BadData(f"test samples have shape {pair[0].shape[1:]}, training samples {x.shape[1:]}: make them equal")
+    test_y, _ = _labels(pair[1], kind, count, "test y")
+    return replace(table, test_x=pair[0], test_y=test_y)
+
+
+def from_csv(
+    path: str | Path,
+    target: str,
+    client: str | None = None,
+    *,
+    test: str | Path | float | None = None,
+    features: Sequence[str] | None = None,
+    kind: Kind | None = None,
+    standardise: bool = False,
+) -> Table:
+    """Read a CSV or (by suffix) Parquet file: a target column, feature columns, perhaps a column that names the client.
+
+    Text features become one 0/1 feature for each value. `test` is a second file or a fraction of the rows.
+    `standardise` scales the number columns by the training rows.
+    """
+    columns = read_columns(path)
+    columns.pick(target, "column (target)")
+    keys = {} if client is None else {client: _client(columns, client)}
+    for name in features or ():
+        columns.pick(name, "column (feature)")
+    chosen = list(features) if features is not None else [n for n in columns.values if n not in (target, client)]
+    if not chosen:
+        raise BadData(f"{path} has no column but target and client: add a feature column")
+    encoding = Encoding.learn(columns, chosen)
+    y, kinds = _target(columns, target, None)
+    pair = _second(test, encoding, target, kinds) if isinstance(test, str | Path) else test
+    told: Kind = kind or ("classes" if kinds else _kind_of(y))
+    _labels(y, told, None, f"column {target!r} of {path}", columns.lines)
+    table = from_arrays(encoding(columns), y, test=pair, keys=keys, kind=told, features=encoding.features)
+    if standardise:
+        table = scaled(table, encoding.numeric)
+    said: dict[str, Any] = {"path": str(path), "target": target, "client": client, "kind": kind}
+    said["holdout"] = str(test) if isinstance(test, Path) else test or 0.0  # said, since a job file's default is 0.2
+    said |= {"features": list(features) if features else None, "standardise": standardise or None}
+    return replace(table, name="csv", recipe={k: v for k, v in said.items() if v is not None})
+
+
+def federate(
+    parts: Sequence[tuple[Any, Any]],
+    *,
+    names: Sequence[str] = (),
+    test: tuple[Any, Any] | None = None,
+    kind: Kind | None = None,
+    classes: int | None = None,
+    features: Sequence[str] = (),
+) -> Federated:
+    """Make a federation straight from what each party holds: one (x, y) a party."""
+    if not parts:
+        raise BadData("there are no parties: give at least one (x, y)")
+    if names and len(names) != len(parts):
+        raise BadData(f"{len(names)} names for {len(parts)} parties: give one each")
+    xs, ys = [_samples(x) for x, _ in parts], [np.asarray(y) for _, y in parts]
+    # One party's real targets may happen to be whole; together they tell.
+    kind = kind or ("classes" if all(_kind_of(y) == "classes" for y in ys) else "real")
+    for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        who = f"party {names[k] if names else k}"
+        if not len(y):
+            raise BadData(f"{who} has no samples: leave it out or give it some")
+        _same_length(x, y, f"x and y of {who}")
+        if x.shape[1:] != xs[0].shape[1:]:
+            raise BadData(f"samples of {who} have shape {x.shape[1:]}, others {xs[0].shape[1:]}: make them equal")
+        _finite(x, features, f"x of {who}")
+        _labels(y, kind, classes, f"y of {who}")
+    table = from_arrays(
+        np.concatenate(xs), np.concatenate(ys), test=test, kind=kind, classes=classes, features=features
+    )
+    train = Silos(table.x, table.y, np.concatenate([[0], np.cumsum([len(y) for y in ys])]))
+    tests = None if table.test_x is None or table.test_y is None else central(table.test_x, table.test_y)
+    recipe = {"use": "arrays"}
+    return Federated(train, tests, None, table.kind, table.classes, tuple(features), tuple(names), recipe)
+
+
+def scaled(table: Table, numeric: Array) -> Table:
+    """Standardise only the features that are numbers; 0/1 features stay as they are."""
+    full = table.standardised()
+    test_x = None
+    if full.test_x is not None and table.test_x is not None:
+        test_x = np.where(numeric, full.test_x, table.test_x)
+    return replace(table, x=np.where(numeric, full.x, table.x), test_x=test_x)
+
+
+def _second(path: str | Path, encoding: Encoding, target: str, kinds: tuple[str, ...] | None) -> tuple[Array, Array]:
+    """Read a test file as its training file was read."""
+    columns = read_columns(path)
+    columns.pick(target, "column (target)")
+    return encoding(columns), _target(columns, target, kinds)[0]
+
+
+def _client(columns: Columns, client: str) -> Array:
+    columns.pick(client, "column (client)")
+    numbers = None if isinstance(columns.values[client], tuple | list) else columns.numbers(client)
+    if numbers is not None:
+        return numbers.astype(np.int64) if (numbers == np.rint(numbers)).all() else numbers
+    found = columns.text(client)
+    if (found == "").any():
+        row = int(np.flatnonzero(found == "")[0])
+        raise BadData(f"{columns.at(row, client)} names no client: fill it in or drop the row")
+    return found
+
+
+def _target(columns: Columns, target: str, kinds: tuple[str, ...] | None) -> tuple[Array, tuple[str, ...] | None]:
+    """Return the labels, and the texts they stand for if the column is text."""
+    found = None if kinds else columns.numbers(target)
+    if found is not None:
+        return found, None
+    text = columns.text(target)
+    kinds = kinds or tuple(str(kind) for kind in np.unique(text))
+    if len(kinds) > MOST_CLASSES:
+        raise BadData(f"target {target!r} of {columns.source} has {len(kinds)} distinct texts: choose another column")
+    place = {kind: k for k, kind in enumerate(kinds)}
+    for row, value in enumerate(text):
+        if value not in place:
+            raise BadData(f"{columns.at(row, target)} is {str(value)!r}, a class not in the training file: correct it")
+    return np.array([place[value] for value in text]), kinds
+
+
+def _samples(x: Any) -> Array:
+    x = np.asarray(x)
+    if x.dtype.kind not in "biuf":
+        raise BadData(f"x holds {x.dtype}, not numbers: encode it as numbers first")
+    if x.dtype.kind in "bf":
+        with np.errstate(over="ignore"):  # too large for 32 bits becomes infinite, which is refused with its place
+            return x.astype(np.float32, copy=False)
+    if x.dtype.itemsize < 8 or not x.size:
+        return x
+    if not -(2**31) <= x.min() <= x.max() < 2**31:
+        raise BadData("x holds integers beyond 32 bits: renumber them, or give floats")
+    return x.astype(np.int32)
+
+
+def _same_length(a: Array, b: Array, what: str) -> None:
+    if a.ndim < 1 or b.ndim < 1 or len(a) != len(b):
+        raise BadData(f"{what} have shapes {a.shape} and {b.shape}: give one label for each sample")
+    if not len(a):
+        raise BadData(f"{what} are empty: give at least one sample")
+
+
+def _kind_of(y: Array) -> Kind:
+    if y.dtype.kind != "f":
+        return "classes"
+    whole = bool(np.isfinite(y).all() and (y == np.rint(y)).all()) and len(np.unique(y)) <= MOST_CLASSES
+    return "classes" if whole else "real"
+
+
+def _labels(
+    y: Array, kind: Kind, classes: int | None, what: str, lines: Sequence[int] | None = None
+) -> tuple[Array, int]:
+    """Return labels in their final type with the number of classes (0 for real targets); `lines` are a file's."""
+
+    def at(wrong: Array) -> str:
+        place = tuple(np.argwhere(wrong)[0])
+        where = f"row {place[0]}" if lines is None else f"line {lines[place[0]]}"
+        return f"{what} has label {y[place]} in {where}"
+
+    if y.dtype.kind not in "biuf":
+        raise BadData(f"{what} holds {y.dtype}, not numbers: number the classes from 0")
+    if not np.isfinite(y).all():
+        raise BadData(f"{at(~np.isfinite(y))}: give a finite label or drop the row")
+    if kind == "real":
+        return y.astype(np.float32), 0
+    if kind != "classes":
+        raise BadData(f"kind = {kind!r} is not known: say 'classes' or 'real'")
+    for wrong, why in ((y != np.rint(y), "is not whole"), (y < 0, "is negative")):
+        if wrong.any():
+            raise BadData(f"{at(wrong)}, which {why}: number the classes from 0, or say kind = 'real'")
+    if classes and (y >= classes).any():
+        allowed = f"classes = {classes} allows 0 to {classes - 1}"
+        raise BadData(f"{at(y >= classes)} where {allowed}: correct it or raise classes")
+    return y.astype(np.int32), classes or int(y.max()) + 1
+
+
+def _finite(x: Array, features: Sequence[str], what: str) -> None:
+    if x.dtype.kind != "f" or np.isfinite(x).all():
+        return
+    row, *place = (int(i) for i in np.argwhere(~np.isfinite(x))[0])
+    column = repr(features[place[0]]) if features and len(place) == 1 else str(place[0] if len(place) == 1 else place)
+    value = x[(row, *place)]
+    raise BadData(f"{what} has {value} in row {row}, column {column}: give a finite number or drop the row")

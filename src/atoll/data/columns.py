@@ -1,0 +1,188 @@
+"""Columns of a CSV or Parquet file, and how they become numbers. Which column means what is decided elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from .errors import BadData, unknown
+from .federated import Array
+
+MOST_TEXT = 50  # distinct values of a text column that still make sensible 0/1 features
+Values = Sequence[str] | Array
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Named columns, each text or numbers, with the line of the file that each row came from."""
+
+    source: str
+    values: Mapping[str, Values]
+    lines: Sequence[int]
+    unit: str = "line"
+
+    def pick(self, name: str, what: str = "column") -> Values:
+        if name not in self.values:
+            raise unknown(f"{what} in {self.source}", name, self.values)
+        return self.values[name]
+
+    def at(self, row: int, name: str) -> str:
+        """Say where a cell is, for people."""
+        return f"{self.source}, {self.unit} {self.lines[row]}, column {name!r}"
+
+    def numbers(self, name: str) -> Array | None:
+        """Return a column as finite numbers, or None where it is text (most of its cells are no numbers)."""
+        values = self.pick(name)
+        try:
+            found = np.fromiter((float(v) for v in values), np.float64, len(values))
+        except ValueError:
+            bad = [row for row, value in enumerate(values) if not _is_number(value)]
+            if 2 * len(bad) > len(values):
+                return None
+            cell = str(values[bad[0]])
+            if not cell.strip():
+                remedy = "is empty: fill it in or drop the row"
+            else:
+                remedy = f"is {cell!r} where the column holds numbers: correct it"
+            raise BadData(f"{self.at(bad[0], name)} {remedy}") from None
+        if not np.isfinite(found).all():
+            row = int(np.flatnonzero(~np.isfinite(found))[0])
+            raise BadData(f"{self.at(row, name)} is {found[row]}: give a finite number or drop the row")
+        return found
+
+    def text(self, name: str) -> Array:
+        """Return a column as text without blanks around it."""
+        return np.array([str(value).strip() for value in self.pick(name)])
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]  # whatever float refuses is no number
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How columns become features, learnt from the training rows: a number as it is, text as one 0/1 each value."""
+
+    columns: tuple[tuple[str, tuple[str, ...] | None], ...]
+
+    @staticmethod
+    def learn(columns: Columns, names: Sequence[str]) -> Encoding:
+        plan: list[tuple[str, tuple[str, ...] | None]] = []
+        for name in names:
+            if columns.numbers(name) is not None:
+                plan.append((name, None))
+                continue
+            kinds = sorted({str(value).strip() for value in columns.pick(name)})
+            if len(kinds) > MOST_TEXT:
+                raise BadData(
+                    f"column {name!r} of {columns.source} is text with {len(kinds)} distinct values, more than"
+                    f" {MOST_TEXT}: leave it out of features or group its values"
+                )
+            plan.append((name, tuple(kinds)))
+        return Encoding(tuple(plan))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(n for name, kinds in self.columns for n in ([f"{name}={k}" for k in kinds] if kinds else [name]))
+
+    @property
+    def numeric(self) -> Array:
+        """Which features are numbers of the file, not 0/1 of a text."""
+        return np.array([flag for _, kinds in self.columns for flag in ([False] * len(kinds) if kinds else [True])])
+
+    def __call__(self, columns: Columns) -> Array:
+        blocks: list[Array] = []
+        for name, kinds in self.columns:
+            if kinds is not None:
+                place = {kind: k for k, kind in enumerate(kinds)}
+                found_at = np.array([place.get(str(value).strip(), -1) for value in columns.pick(name)])
+                blocks.append(found_at[:, None] == np.arange(len(kinds)))
+                continue
+            found = columns.numbers(name)
+            if found is None:
+                raise BadData(f"column {name!r} of {columns.source} is text but was numbers in training: correct it")
+            blocks.append(found[:, None])
+        with np.errstate(over="ignore"):  # too large for 32 bits becomes infinite, which is refused with its place
+            return np.concatenate(blocks, axis=1).astype(np.float32)
+
+
+def read_columns(path: str | Path) -> Columns:
+    """Read a .csv, .csv.gz or .parquet file whole."""
+    path = Path(path)
+    if not path.is_file():
+        raise BadData(f"{path} is not a file: give the path of a CSV or Parquet file")
+    if path.suffix in (".parquet", ".pq"):
+        return _parquet(path)
+    try:
+        with _opened(path) as lines:
+            return parse_csv(lines, str(path))
+    except UnicodeDecodeError as problem:
+        raise BadData(f"{path} is not UTF-8 text (byte {problem.start}): save it as UTF-8") from problem
+    except (OSError, EOFError) as problem:
+        raise BadData(f"{path} cannot be read ({problem}): give a whole file") from problem
+
+
+def _opened(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def parse_csv(lines: IO[str], source: str) -> Columns:
+    """Read comma-separated text whose first line names the columns."""
+    reader = csv.reader(lines, strict=True)
+    rows: list[list[str]] = []
+    places: list[int] = []
+    try:
+        for row in reader:
+            if row:
+                rows.append(row)
+                places.append(reader.line_num)
+    except csv.Error as problem:
+        raise BadData(f"{source}, line {reader.line_num} is not CSV ({problem}): correct the quotes there") from problem
+    if len(rows) < 2:
+        raise BadData(f"{source} holds no samples: give a file with a line of column names and a line for each sample")
+    header = [name.strip() for name in rows[0]]
+    twice = [name for name in header if header.count(name) > 1 or not name]
+    if twice:
+        raise BadData(f"{source}, line {places[0]} has column name {twice[0]!r} twice or empty: name each column once")
+    for row, line in zip(rows, places, strict=True):
+        if len(row) != len(header):
+            which = f"nothing for column {header[len(row)]!r}" if len(row) < len(header) else "more cells than columns"
+            raise BadData(f"{source}, line {line} has {len(row)} cells of {len(header)}, {which}: correct that line")
+    values = dict(zip(header, zip(*rows[1:], strict=True), strict=True))
+    return Columns(source, values, places[1:])
+
+
+def _parquet(path: Path) -> Columns:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as problem:
+        raise BadData(f"reading {path} needs pyarrow: pip install 'atoll[parquet]'") from problem
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as problem:
+        raise BadData(f"{path} is not a Parquet file ({problem}): write it again") from problem
+    if not table.num_rows:
+        raise BadData(f"{path} holds no samples: give a file with at least one row")
+    values: dict[str, Values] = {}
+    for name in table.column_names:
+        column = table.column(name)
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.int8())
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
+            values[name] = np.array([np.nan if v is None else float(v) for v in column.to_pylist()])
+        else:
+            values[name] = ["" if v is None else str(v) for v in column.to_pylist()]
+    return Columns(str(path), values, range(1, table.num_rows + 1), "row")

@@ -1,0 +1,1 @@
+"""The job files that come with Atoll."""

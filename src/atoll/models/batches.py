@@ -1,0 +1,53 @@
+"""Which samples stand in which local step: the same numbers for every backend, group and worker."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll.core.keys import draw
+from atoll.core.party import Group
+from atoll.core.tree import Array
+
+
+class Batches(NamedTuple):
+    """`rows[k, s]` are the rows of x and y that party k sees in step s; the first `real[k, s]` of them are real.
+
+    Parties with fewer steps than `rows` has end with steps of no real row, which change nothing.
+    """
+
+    rows: Array
+    real: Array
+    steps: Array
+
+
+def batches(group: Group, epochs: int, batch: int | None) -> Batches:
+    """Shuffle each party's samples anew for every epoch and cut them; without a batch size a step sees them all."""
+    k, most = group.rows.shape
+    position = np.arange(most)
+    real = position < group.size[:, None]
+    if batch is None:
+        count = np.repeat(group.size[:, None], epochs, 1)
+        return Batches(np.repeat(group.rows[:, None, :], epochs, 1), count, np.full(k, epochs))
+    per_epoch = -(-most // batch)
+    rows = np.zeros((k, epochs, per_epoch * batch), group.rows.dtype)
+    for e in range(epochs):
+        address = draw(group.seed, "batch", group.t, e, group.me)[:, None]
+        order = np.argsort(np.where(real, draw(address, position) >> np.uint64(1), np.uint64(2**64 - 1)), axis=1)
+        rows[:, e, :most] = np.take_along_axis(group.rows, order, 1)
+    ends = np.minimum(np.maximum(group.size[:, None] - np.arange(per_epoch) * batch, 0), batch)
+    count = np.repeat(ends[:, None, :], epochs, 1)
+    rows, count = rows.reshape(k, epochs * per_epoch, batch), count.reshape(k, -1)
+    steps = epochs * -(-group.size // batch)
+    if (steps < count.shape[1]).any():  # steps of count 0 between two epochs move to the end
+        order = np.argsort(count == 0, axis=1, kind="stable")
+        rows = np.take_along_axis(rows, order[:, :, None], 1)
+        count = np.take_along_axis(count, order, 1)
+    return Batches(rows, count, steps)
+
+
+def round_up(n: int) -> int:
+    """Return the next size of padding: powers of two and the halves between, so that few shapes are compiled."""
+    power = 1 << max(n - 1, 0).bit_length()
+    return power * 3 // 4 if n <= power * 3 // 4 and power >= 4 else power

@@ -1,0 +1,366 @@
+"""Training and evaluation in JAX: a handful of compiled calls on flat vectors. No layer and no method lives here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.core.meter import spend
+from atoll.core.party import Group
+from atoll.core.tree import Array, Schema
+from atoll.models.batches import Batches, batches, round_up
+from atoll.models.model import Fit, Model
+
+Tensor = Any
+
+TINY = 10_000  # parameters; below, many parties share one call
+SLICE = 512  # rows evaluated at a time
+
+
+@lru_cache(maxsize=1)
+def _jax() -> Any:
+    """Import JAX once: one thread an operation (parties run in parallel instead), compiled code kept on disk."""
+    flag = "--xla_cpu_multi_thread_eigen=false"
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    import jax
+
+    jax.monitoring.register_event_duration_secs_listener(_compiling)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll" / "xla"
+    if jax.config.jax_compilation_cache_dir is None:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return jax  # nowhere to write: compile every time
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return jax
+
+
+def _compiling(event: str, seconds: float, **_: object) -> None:
+    if event.startswith("/jax/core/compile"):  # tracing, lowering, compiling or reading the cache
+        spend("compile", seconds)
+
+
+def _precision(model: Model) -> AbstractContextManager[Any]:
+    if model.dtype == "float32":
+        return nullcontext()
+    context: AbstractContextManager[Any] = _jax().enable_x64(True)
+    return context
+
+
+@dataclass(frozen=True)
+class JaxEngine:
+    """The JAX backend."""
+
+    def width(self, model: Model) -> int:
+        return 125 if model.size <= TINY and not model.net.heavy else 1
+
+    def fit(self, model: Model, w: Array, group: Group, how: Fit, lr: float, linear: Array | None) -> Array:
+        plan = batches(group, how.epochs, how.batch)
+        with _precision(model):
+            if self.width(model) > 1:
+                return _fit_many(model, w, group, plan, how, lr, linear)
+            run = _fit_steps if model.net.heavy else _fit_one
+            out = [run(model, w, group, _only(plan, k), how, lr, _row(linear, k)) for k in range(len(group))]
+            return out[0][None] if len(out) == 1 else np.stack(out)
+
+    def grad(self, model: Model, w: Array, group: Group) -> Array:
+        # One full-batch step of size 1 goes from w to w − g; differentiating directly keeps all digits.
+        plan = batches(group, 1, None)
+        with _precision(model):
+            kernel = _compiled_grad(model)
+            out = []
+            for k in range(len(group)):
+                x, y, rows, count = _padded(group, plan, k)
+                out.append(np.asarray(kernel(w, x, y, rows[0], count[0])))
+            return np.stack(out)
+
+    def scores(self, model: Model, w: Array, x: Array) -> Array:
+        with _precision(model):
+            kernel = _compiled_scores(model)
+            return np.concatenate([np.asarray(kernel(w, part))[:n] for part, n in _slices(x)])
+
+    def losses(self, model: Model, w: Array, x: Array, y: Array) -> tuple[Array, Array, Array]:
+        """Return (loss, right or squared error, number of labels) of every row."""
+        with _precision(model):
+            kernel = _compiled_losses(model)
+            parts = []
+            for (xs, n), (ys, _) in zip(_slices(x), _slices(y), strict=True):
+                parts.append([np.asarray(leaf, np.float64)[:n] for leaf in kernel(w, xs, ys)])
+            loss, right, n_labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+            return loss, right, n_labels
+
+
+def _only(plan: Batches, k: int) -> Batches:
+    return Batches(plan.rows[k], plan.real[k], plan.steps[k])
+
+
+def _row(linear: Array | None, k: int) -> Array | None:
+    return linear if linear is None or linear.ndim == 1 else linear[k]
+
+
+def _slices(x: Array) -> list[tuple[Array, int]]:
+    """Cut rows into pieces of one size (the last padded), so that one shape is compiled."""
+    size = min(SLICE, round_up(len(x)))
+    pieces = []
+    for a in range(0, len(x), size):
+        piece = x[a : a + size]
+        n = len(piece)
+        if n < size:
+            piece = np.concatenate([piece, np.repeat(piece[:1], size - n, 0)])
+        pieces.append((piece, n))
+    return pieces
+
+
+# --- pools: the samples as JAX sees them ------------------------------------------------------------------------------
+
+_pools: dict[int, tuple[Array, Tensor]] = {}
+
+
+def _pool(x: Array) -> Tensor:
+    """Hand an array in memory to JAX once, without a copy where it is aligned."""
+    if id(x) not in _pools:
+        if len(_pools) > 8:
+            _pools.clear()
+        _pools[id(x)] = (x, _jax().numpy.asarray(x))
+    return _pools[id(x)][1]
+
+
+def _padded(group: Group, plan: Batches, k: int | None) -> tuple[Tensor, Tensor, Array, Array]:
+    """Return (x, y, rows, count) of one party's steps, padded to few shapes."""
+    rows, count = (plan.rows, plan.real) if k is None else (plan.rows[k], plan.real[k])
+    s, b = rows.shape
+    wide, long = round_up(b) if b > 64 and (count < b).any() else b, round_up(s)
+    if (long, wide) != (s, b):
+        full = np.zeros((long, wide), rows.dtype)
+        full[:s, :b] = rows
+        rows, count = full, np.pad(count, (0, long - s))
+    samples = group.samples
+    if isinstance(samples.x, np.memmap):  # far too much to hand over: gather what this party has
+        kept, rows = np.unique(rows, return_inverse=True)
+        some = np.resize(kept, round_up(len(kept)))
+        return samples.x[some], samples.y[some], rows.reshape(long, wide).astype(np.int32), count.astype(np.int32)
+    return _pool(samples.x), _pool(samples.y), rows.astype(np.int32), count.astype(np.int32)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def _cut(schema: Schema, v: Tensor) -> dict[str, Tensor]:
+    return {name: v[a:b].reshape(shape) for name, a, b, shape in schema.slots()}
+
+
+def _join(schema: Schema, p: dict[str, Tensor]) -> Tensor:
+    return _jax().numpy.concatenate([p[name].reshape(-1) for name, _ in schema.leaves])
+
+
+def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return loss, right (or squared error) and number of labels of each row."""
+    jax = _jax()
+    jnp, net = jax.numpy, model.net
+    if net.loss == "own":
+        loss = net.losses(p, x, y)
+        return loss, jnp.zeros_like(loss), jnp.ones_like(loss)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(model.dtype)
+    scores = net.apply(p, x)
+    if net.loss == "squared":
+        error = (scores - y.reshape(scores.shape)) ** 2
+        error = error.reshape(len(x), -1).sum(1)
+        return 0.5 * error, error, jnp.ones_like(error)
+    if net.loss == "logistic":
+        s = scores[:, 0]
+        return jax.nn.softplus(s) - y * s, (s > 0) == (y > 0), jnp.ones_like(s)
+    y = y.astype(jnp.int32)
+    loss = -jnp.take_along_axis(jax.nn.log_softmax(scores), y[..., None], -1)[..., 0]
+    right = scores.argmax(-1) == y
+    if y.ndim == 1:
+        return loss, right, jnp.ones_like(loss)
+    counts = (y != net.ignore).astype(loss.dtype)
+    inner = tuple(range(1, y.ndim))
+    return (loss * counts).sum(inner), (right * counts).sum(inner), counts.sum(inner)
+
+
+def _mean_loss(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor, count: Tensor | None) -> Tensor:
+    """Return the mean over the labels of the first `count` rows (None: of all)."""
+    jnp = _jax().numpy
+    loss, _, n = _row_losses(model, p, x, y)
+    if count is not None:
+        real = (jnp.arange(len(x)) < count).astype(loss.dtype)
+        loss, n = jnp.where(real > 0, loss, 0), n * real
+    return loss.sum() / jnp.maximum(n.sum(), 1)
+
+
+def _steps(
+    model: Model, how: Fit, tilted: bool, full: bool
+) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
+    """Return the optimiser's init and one step of local training: (p, o, p0, x, y, count, lr, linear) to (p, o)."""
+    jax = _jax()
+    make = None if how.optimiser.plain else how.optimiser.make()
+
+    def begin(p: Tensor, lr: Tensor) -> Tensor:
+        return () if make is None else make(lr).init(p)
+
+    def step(
+        p: Tensor, o: Tensor, p0: Tensor, x: Tensor, y: Tensor, count: Tensor, lr: Tensor, linear: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        g = jax.grad(partial(_mean_loss, model))(p, x, y, None if full else count)
+        if tilted:
+            g = jax.tree.map(lambda a, b: a + b, g, linear)
+        if how.prox:
+            g = jax.tree.map(lambda a, b, c: a + how.prox * (b - c), g, p, p0)
+        if make is None:
+            after, o_after = jax.tree.map(lambda a, b: a - lr * b, p, g), o
+        else:
+            change, o_after = make(lr).update(g, o, p)
+            after = jax.tree.map(lambda a, b: a + b, p, change)
+        if full:
+            return after, o_after
+        # A step without samples changes nothing: neither the parameters nor the optimiser's memory.
+        keep = count > 0
+        pick = partial(jax.tree.map, lambda new, old: jax.numpy.where(keep, new, old))
+        return pick(after, p), pick(o_after, o)
+
+    return begin, step
+
+
+@lru_cache(maxsize=64)
+def _compiled_one(model: Model, how: Fit, tilted: bool, full: bool) -> Callable[..., Tensor]:
+    """One party, all steps in one compiled loop that ends after the party's own number of steps."""
+    jax, schema = _jax(), model.schema
+    begin, step = _steps(model, how, tilted, full)
+
+    def run(
+        w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, steps: Tensor, lr: Tensor, linear: Tensor
+    ) -> Tensor:
+        p0 = _cut(schema, w)
+        tilt = _cut(schema, linear) if tilted else None
+
+        def body(s: Tensor, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            return step(*carry, p0, x[rows[s]], y[rows[s]], count[s], lr, tilt)
+
+        p, _ = jax.lax.fori_loop(0, steps, body, (p0, begin(p0, lr)))
+        return _join(schema, p)
+
+    return jax.jit(run)
+
+
+def _fit_one(
+    model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
+) -> Array:
+    full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
+    x, y, rows, count = _padded(group, plan, None)
+    kernel = _compiled_one(model, how, linear is not None, full)
+    rate = np.asarray(lr, model.dtype)
+    return np.asarray(kernel(w, x, y, rows, count, np.int32(plan.steps), rate, linear))
+
+
+@lru_cache(maxsize=64)
+def _compiled_steps(model: Model, how: Fit, tilted: bool, full: bool) -> tuple[Callable[..., Tensor], ...]:
+    """One party, one compiled call a step whose parameters are updated in place."""
+    jax, schema = _jax(), model.schema
+    begin, step = _steps(model, how, tilted, full)
+
+    def start(w: Tensor, lr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        p = _cut(schema, w)
+        return p, begin(p, lr), (jax.tree.map(lambda a: a + 0, p) if how.prox else None)
+
+    def one(
+        p: Tensor, o: Tensor, p0: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, s: Tensor,
+        lr: Tensor, linear: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        tilt = _cut(schema, linear) if tilted else None
+        return step(p, o, p0, x[rows[s]], y[rows[s]], count[s], lr, tilt)
+
+    return jax.jit(start), jax.jit(one, donate_argnums=(0, 1)), jax.jit(partial(_join, schema))
+
+
+def _fit_steps(
+    model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
+) -> Array:
+    full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
+    x, y, rows, count = _padded(group, plan, None)
+    start, step, join = _compiled_steps(model, how, linear is not None, full)
+    jnp = _jax().numpy
+    rate = jnp.asarray(lr, model.dtype)
+    rows, count = jnp.asarray(rows), jnp.asarray(count)
+    p, o, p0 = start(w, rate)
+    for s in range(int(plan.steps)):
+        p, o = step(p, o, p0, x, y, rows, count, np.int32(s), rate, linear)
+    return np.asarray(join(p))
+
+
+@lru_cache(maxsize=64)
+def _compiled_many(model: Model, how: Fit, tilt: int | str | None) -> Callable[..., Tensor]:
+    """Many parties in one call: every party has its own copy of the parameters, all take a step together."""
+    jax, schema = _jax(), model.schema
+    begin, step = _steps(model, how, tilt is not None, False)
+
+    def one(w: Tensor, x: Tensor, y: Tensor, count: Tensor, lr: Tensor, linear: Tensor) -> Tensor:
+        p0 = _cut(schema, w)
+        tilted = _cut(schema, linear) if tilt is not None else None
+
+        def body(carry: tuple[Tensor, Tensor], s: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], None]:
+            return step(*carry, p0, *s, lr, tilted), None
+
+        (p, _), _ = jax.lax.scan(body, (p0, begin(p0, lr)), (x, y, count))
+        return _join(schema, p)
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0, None, 0 if tilt == 0 else None)))
+
+
+def _fit_many(
+    model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
+) -> Array:
+    k, s, b = plan.rows.shape
+    width = k if k == 1 else JaxEngine().width(model)
+    wide, long = round_up(b) if how.batch is None else b, round_up(s)
+    rate = np.asarray(lr, model.dtype)
+    kernel = _compiled_many(model, how, _axis(linear))
+    out = []
+    for a in range(0, k, width):
+        n = min(width, k - a)
+        rows = np.zeros((width, long, wide), plan.rows.dtype)
+        count = np.zeros((width, long), np.int32)
+        rows[:n, :s, :b], count[:n, :s] = plan.rows[a : a + n], plan.real[a : a + n]
+        tilt = linear
+        if linear is not None and linear.ndim == 2:
+            tilt = np.zeros((width, linear.shape[1]), linear.dtype)
+            tilt[:n] = linear[a : a + n]
+        out.append(np.asarray(kernel(w, group.samples.x[rows], group.samples.y[rows], count, rate, tilt))[:n])
+    return out[0] if len(out) == 1 else np.concatenate(out)
+
+
+def _axis(linear: Array | None) -> int | str | None:
+    """Say over which axis a tilt is dealt out: none is given (None), one for all ("all"), or one each (0)."""
+    return None if linear is None else "all" if linear.ndim == 1 else 0
+
+
+@lru_cache(maxsize=64)
+def _compiled_grad(model: Model) -> Callable[..., Tensor]:
+    jax, schema = _jax(), model.schema
+
+    def run(w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor) -> Tensor:
+        g = jax.grad(partial(_mean_loss, model))(_cut(schema, w), x[rows], y[rows], count)
+        return _join(schema, g)
+
+    return jax.jit(run)
+
+
+@lru_cache(maxsize=64)
+def _compiled_scores(model: Model) -> Callable[..., Tensor]:
+    return _jax().jit(lambda w, x: model.net.apply(_cut(model.schema, w), x))
+
+
+@lru_cache(maxsize=64)
+def _compiled_losses(model: Model) -> Callable[..., Tensor]:
+    return _jax().jit(lambda w, x, y: _row_losses(model, _cut(model.schema, w), x, y))

@@ -1,0 +1,1 @@
+"""Runtimes: who answers a program's questions. Programs cannot tell them apart."""

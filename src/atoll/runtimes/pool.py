@@ -1,0 +1,279 @@
+"""Warm single-threaded processes, one a core: they take chunks, give sums back, and are replaced when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from atoll.core.party import Handler
+from atoll.core.tree import Array, Tree
+from atoll.runtimes.shared import Block
+from atoll.runtimes.workers import Answer, Chunk, PartyFailed, Worker
+
+SLOTS = 4  # answers of one process that may wait for their turn to be added
+TRIES = 3  # processes that may die over one chunk before the run gives up
+
+
+class CannotStart(RuntimeError):
+    """No process can be given this work; the sentence says why."""
+
+
+class _Hand(NamedTuple):
+    """One process and the means to talk to it."""
+
+    process: Any
+    line: Connection
+    slots: Sequence[Block]
+
+
+class Pool:
+    """Processes that answer chunks in parallel; `answers` yields them in the order of the chunks."""
+
+    def __init__(self, worker: Worker, size: int) -> None:
+        self._worker = worker
+        self._board = Block()  # what everybody is told
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+        self._hands: list[_Hand] = []
+        for i in range(size):
+            self._hands.append(self._start(i))
+        self.died: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._hands)
+
+    def processes(self) -> list[int]:
+        """Return the process ids, for those who watch."""
+        return [hand.process.pid for hand in self._hands]
+
+    def _start(self, i: int) -> _Hand:
+        ours, theirs = multiprocessing.Pipe()
+        slots = [Block() for _ in range(SLOTS)]
+        paths = [slot.path for slot in slots]
+        core = self._cores[i % len(self._cores)]
+        how = "fork" if _may_fork() else "spawn"
+        worker = self._worker if how == "fork" else _lend(self._worker)
+        args = (theirs, worker, self._board.path, paths, core, os.getpid())
+        context: Any = multiprocessing.get_context(how)
+        process = context.Process(target=_serve, args=args, daemon=True, name=f"atoll-{i}")
+        with _quiet_main(how):
+            process.start()
+        theirs.close()
+        return _Hand(process, ours, slots)
+
+    def answers(self, chunks: Sequence[Chunk], body: Tree) -> Iterator[tuple[Answer, int]]:
+        """Yield each chunk's (answer, process number), in order; an answer holds until the next one is asked for."""
+        told = self._board.write(body)
+        free = {h: list(range(SLOTS)) for h in range(len(self._hands))}
+        queued: dict[int, list[int]] = {h: [] for h in free}  # chunks in each process's hands
+        where: dict[int, tuple[int, int, Any]] = {}  # answered chunks: process, slot, answer
+        tries = [0] * len(chunks)
+        todo, turn = list(range(len(chunks)))[::-1], 0
+        while turn < len(chunks):
+            for h in sorted(free, key=lambda h: len(queued[h])):
+                # Two in hand hide the way there and back; the slot goes with the chunk.
+                while todo and free[h] and len(queued[h]) < 2:
+                    c = todo.pop()
+                    try:
+                        self._hands[h].line.send((c, chunks[c], told, free[h][-1]))
+                    except (BrokenPipeError, OSError):
+                        todo.append(c)
+                        break
+                    queued[h].append(c)
+                    where[c] = (h, free[h].pop(), None)
+            if turn in where and where[turn][2] is not None:
+                h, slot, answer = where.pop(turn)
+                yield answer, h
+                free[h].append(slot)
+                turn += 1
+                continue
+            for c, h, answer in self._listen():
+                if c is None:  # the process died: another one does its chunks
+                    self._replace(h, [chunks[i] for i in queued[h]], tries, queued[h])
+                    lost = [i for i, place in where.items() if place[0] == h]
+                    for i in lost:
+                        del where[i]
+                    todo += sorted(lost, reverse=True)
+                    queued[h], free[h] = [], list(range(SLOTS))
+                    continue
+                queued[h].remove(c)
+                where[c] = (where[c][0], where[c][1], answer)
+
+    def _listen(self) -> Iterator[tuple[int | None, int, Answer | None]]:
+        lines = {hand.line: h for h, hand in enumerate(self._hands)}
+        for line in wait(list(lines)):
+            h = lines[line]  # type: ignore[index] # wait returns what it was given
+            try:
+                c, failed, spec, seconds = self._hands[h].line.recv()
+            except (EOFError, OSError):
+                yield None, h, None
+                continue
+            if failed:
+                raise PartyFailed(failed)
+            slot, packed = spec
+            tree = self._hands[h].slots[slot].read(packed)
+            yield c, h, Answer(tree.get("sums", {}), tree.get("each", {}), tree.get("memory", {}), seconds)
+
+    def _replace(self, h: int, chunks: Sequence[Chunk], tries: list[int], numbers: Sequence[int]) -> None:
+        hand = self._hands[h]
+        hand.process.join(5)
+        code = hand.process.exitcode
+        self.died.append(f"worker {h} ended with code {code}")
+        for i in numbers:
+            tries[i] += 1
+        worst = max(numbers, key=lambda i: tries[i], default=None)
+        if worst is not None and tries[worst] >= TRIES:
+            parties = ", ".join(str(p) for c in chunks for p in c.me[:5].tolist())
+            raise PartyFailed(
+                f"{TRIES} processes died (code {code}) over the same parties ({parties}): "
+                "too little memory, or a crash in native code; run with --loop to see which party it is"
+            )
+        hand.line.close()
+        self._hands[h] = self._start(h)
+
+    def close(self) -> None:
+        """End all processes."""
+        for hand in self._hands:
+            with contextlib.suppress(OSError):
+                hand.line.close()
+            hand.process.terminate()
+        for hand in self._hands:
+            hand.process.join(2)
+            if hand.process.is_alive():
+                hand.process.kill()
+                hand.process.join(2)
+        self._hands = []
+
+
+# --- in the child -----------------------------------------------------------------------------------------------------
+
+
+def _serve(line: Connection, worker: Worker | _Lent, board: str, slots: list[str], core: int, parent: int) -> None:
+    _settle(core, parent)
+    worker = worker if isinstance(worker, Worker) else worker.borrow()
+    told, mine = Block(board), [Block(path) for path in slots]
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            number, chunk, spec, slot = line.recv()
+            try:
+                answer = worker.answer(chunk, told.read(spec))
+                tree = {"sums": answer.sums, "each": answer.each, "memory": answer.memory}
+                line.send((number, None, (slot, mine[slot].write(tree)), answer.seconds))
+            except Exception as error:
+                line.send((number, failure(worker, chunk, error), None, None))
+    os._exit(0)
+
+
+def failure(worker: Worker, chunk: Chunk, error: Exception) -> str:
+    """Say who failed, in which round, on what, and why."""
+    who = f"party {chunk.me[0]}" if len(chunk.me) == 1 else f"one of parties {', '.join(map(str, chunk.me[:5]))}…"
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    hint = "" if len(chunk.me) == 1 else "; run with --loop to see which party it is"
+    return (
+        f"round {chunk.t + 1}, {who}, '{chunk.what}' on {worker.describe(chunk)}: "
+        f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno}){hint}"
+    )
+
+
+def _settle(core: int, parent: int) -> None:
+    """Become a good child: one core, one thread, gone when the parent is, deaf to Ctrl-C (the parent decides)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+        os.sched_setaffinity(0, {core})
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+
+
+# --- how a child gets its work ----------------------------------------------------------------------------------------
+
+
+def _may_fork() -> bool:
+    """Forking is quick and shares everything, but only safe before a backend or a thread exists."""
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return False
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return not (bridge is not None and getattr(bridge, "_backends", None)) and "torch" not in sys.modules
+
+
+@contextlib.contextmanager
+def _quiet_main(how: str) -> Iterator[None]:
+    """Keep a spawned child from running the user's script again: what it needs is importable or pickled."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    hide = how == "spawn" and getattr(main, "__spec__", None) is None and file is not None
+    if hide:
+        del main.__file__
+    try:
+        yield
+    finally:
+        if hide:
+            main.__file__ = file
+
+
+class _Lent(NamedTuple):
+    """A worker whose samples are named, not copied, on their way to a spawned child."""
+
+    handlers: Mapping[str, Handler]
+    rooms: Mapping[str, Sequence[Any]]
+    seed: int
+
+    def borrow(self) -> Worker:
+        rooms = {name: _Samples(*map(_fetch, room)) for name, room in self.rooms.items()}
+        return Worker(self.handlers, rooms, self.seed)
+
+
+class _Samples(NamedTuple):
+    x: Any
+    y: Any
+    offsets: Any
+    index: Any
+
+
+_lent: dict[int, tuple[Array, Block, Any]] = {}
+
+
+def _lend(worker: Worker) -> _Lent:
+    """Name a worker's arrays instead of copying them; refuse what a new interpreter could not import."""
+    if b"__main__" in bytes(ForkingPickler.dumps(worker.handlers)):
+        raise CannotStart("the job uses a function or class of the running script or notebook")
+    rooms = {name: [_reference(a) for a in (s.x, s.y, s.offsets, s.index)] for name, s in worker.rooms.items()}
+    return _Lent(worker.handlers, rooms, worker.seed)
+
+
+
+
+def _reference(array: Array | None) -> Any:
+    if array is None:
+        return None
+    if isinstance(array, np.memmap) and array.filename is not None and array.base is not None:
+        return ("file", str(array.filename), array.offset, array.shape, array.dtype.str)
+    if id(array) not in _lent:
+        block = Block()
+        _lent[id(array)] = (array, block, block.write({"a": array}))
+    _, block, spec = _lent[id(array)]
+    return ("block", block.path, spec)
+
+
+def _fetch(reference: Any) -> Array | None:
+    if reference is None:
+        return None
+    if reference[0] == "file":
+        _, name, offset, shape, dtype = reference
+        return np.memmap(name, dtype, "r", offset, shape)
+    array: Array = Block(reference[1]).read(reference[2])["a"]
+    return array

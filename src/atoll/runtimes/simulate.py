@@ -1,0 +1,177 @@
+"""The simulator: all parties on this machine. It cuts cohorts into chunks, hands them to workers, folds the answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from atoll.core.effects import Ask, Cohort, Note, Replies
+from atoll.core.party import Handler, Samples
+from atoll.core.tree import Array, Tree
+from atoll.runtimes.pool import CannotStart, Pool, failure
+from atoll.runtimes.workers import Answer, Chunk, PartyFailed, Worker
+
+
+class World(Protocol):
+    """Who is lost in a round and who is slow; see `atoll.select.available`."""
+
+    def lost(self, who: Cohort, t: int) -> Array: ...
+    def latency(self, who: Cohort, t: int) -> Array: ...
+
+
+class Journal(Protocol):
+    """Where notes and kept memory go; see `atoll.journal`."""
+
+    def note(self, note: Note) -> None: ...
+    def keep(self, memory: Tree) -> None: ...
+
+
+class Simulator:
+    """Answers a program's questions for all parties.
+
+    Chunks depend on the cohort only, and their sums are added in one order; so the result is the same bits for any
+    number of workers. `loop` asks one party at a time and names the one that fails.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        rooms: Mapping[str, Samples],
+        seed: int,
+        *,
+        world: World,
+        journal: Journal,
+        workers: int = 0,
+        loop: bool = False,
+        elapsed: float = 0.0,
+    ) -> None:
+        self._worker = Worker(handlers, rooms, seed)
+        self._world, self._journal, self._loop = world, journal, loop
+        self._pool: Pool | None = None
+        if workers and not loop:
+            try:
+                self._pool = Pool(self._worker, workers)
+            except CannotStart as reason:
+                journal.note(Note("in process", {"why": str(reason)}))
+        self._began = time.perf_counter() - elapsed
+        self.memory: dict[int, Mapping[str, Array]] = {}
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the worker processes."""
+        return self._pool.processes() if self._pool else []
+
+    def note(self, note: Note) -> None:
+        self._journal.note(note)
+
+    def keep(self, memory: Tree) -> None:
+        self._journal.keep({**memory, "parties": _pack(self.memory)} if self.memory else memory)
+
+    def restore(self, memory: Tree) -> None:
+        """Give parties back what they remembered when this was kept."""
+        self.memory = _unpack(memory.get("parties", {}))
+
+    def close(self) -> None:
+        if self._pool:
+            self._pool.close()
+
+    def ask(self, ask: Ask) -> Replies:
+        began = time.perf_counter()
+        t = int(ask.body["t"])
+        who, lost = self._answering(ask, t)
+        answers = []
+        sums: dict[str, Array] = {}
+        spent = {"work": 0.0, "compile": 0.0}
+        chunks = self._chunks(ask, who, t)
+        by_worker: dict[int, dict[str, float]] = {}
+        for chunk, (answer, worker) in zip(chunks, self._answers(chunks, ask.body), strict=True):
+            for name, part in answer.sums.items():
+                if name in sums:
+                    sums[name] += part
+                else:
+                    sums[name] = part.copy()
+            # Small leaves are copied out of shared memory, as are rows that no fold has taken.
+            answers.append((chunk.me, {name: leaf.copy() for name, leaf in answer.each.items()}))
+            self._remember(chunk.me, answer.memory)
+            mine = by_worker.setdefault(worker, dict.fromkeys(spent, 0.0))
+            for name in spent:
+                mine[name] += answer.seconds[name]
+        for name in spent:
+            spent[name] = max((mine[name] for mine in by_worker.values()), default=0.0)
+        parties = np.concatenate([me for me, _ in answers]) if answers else np.arange(0)
+        order = np.argsort(parties, kind="stable")
+        names = answers[0][1] if answers else ()
+        each = {name: np.concatenate([leaf[name] for _, leaf in answers])[order] for name in names}
+        seconds = time.perf_counter() - began
+        facts: dict[str, Any] = {"seconds": seconds, **spent, "elapsed": time.perf_counter() - self._began}
+        if len(lost):
+            facts["lost"] = len(lost)
+        if self._pool and self._pool.died:
+            facts["died"] = "; ".join(self._pool.died)
+            self._pool.died.clear()
+        return Replies(parties[order], each, sums, facts)
+
+    def _answering(self, ask: Ask, t: int) -> tuple[Cohort, Cohort]:
+        """Tell who answers in time, and who was lost; judges on the server's own data are always there."""
+        who = np.asarray(ask.to)
+        if self._worker.handlers[ask.what].room != "train":
+            return who, who[:0]
+        gone = self._world.lost(who, t)
+        there = who[~gone]
+        if ask.enough is not None and len(there) > ask.enough:
+            fastest = np.argsort(self._world.latency(there, t), kind="stable")[: ask.enough]
+            there = np.sort(there[fastest])
+        return there, who[gone]
+
+    def _chunks(self, ask: Ask, who: Cohort, t: int) -> list[Chunk]:
+        handler = self._worker.handlers[ask.what]
+        width = 1 if self._loop else handler.width
+        if width > 1:  # parties of like size go together, so that little is padded
+            sizes = np.diff(np.asarray(self._worker.rooms[handler.room].offsets))[who]
+            bucket = np.ceil(np.log2(np.maximum(sizes, 1)))
+            who = who[np.lexsort((who, bucket))]
+        return [
+            Chunk(ask.what, t, who[a : a + width], self._recall(who[a : a + width]), ask.fold)
+            for a in range(0, len(who), width)
+        ]
+
+    def _answers(self, chunks: Sequence[Chunk], body: Tree) -> Iterator[tuple[Answer, int]]:
+        if self._pool and len(chunks) > 1:
+            yield from self._pool.answers(chunks, body)
+            return
+        for chunk in chunks:
+            try:
+                answer = self._worker.answer(chunk, body)
+            except Exception as error:
+                raise PartyFailed(failure(self._worker, chunk, error)) from error
+            yield answer, 0
+
+    def _recall(self, me: Cohort) -> Mapping[str, Array]:
+        """Stack what these parties remember; who remembers nothing starts from zeros."""
+        known = [self.memory[p] for p in me.tolist() if p in self.memory] if self.memory else []
+        if not known:
+            return {}
+        blank = {name: np.zeros_like(leaf) for name, leaf in known[0].items()}
+        rows = [self.memory.get(p, blank) for p in me.tolist()]
+        return {name: np.stack([row[name] for row in rows]) for name in blank}
+
+    def _remember(self, me: Cohort, memory: Mapping[str, Array]) -> None:
+        if memory:
+            for k, party in enumerate(me.tolist()):
+                self.memory[party] = {name: leaf[k].copy() for name, leaf in memory.items()}
+
+
+def _pack(memory: Mapping[int, Mapping[str, Array]]) -> Tree:
+    who = sorted(memory)
+    names = list(memory[who[0]])
+    return {"who": np.asarray(who), "leaf": {n: np.stack([memory[p][n] for p in who]) for n in names}}
+
+
+def _unpack(packed: Tree) -> dict[int, Mapping[str, Array]]:
+    if not packed:
+        return {}
+    rows = packed["leaf"]
+    return {int(p): {n: leaf[k] for n, leaf in rows.items()} for k, p in enumerate(packed["who"])}

@@ -1,0 +1,119 @@
+"""When parties are there: who is online in a round, and who is lost in it. Simulated worlds, for simulators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from atoll.core.effects import Cohort
+from atoll.core.keys import uniform
+from atoll.core.tree import Array
+
+
+class Availability(Protocol):
+    """Who is online in round t (None: everybody), and which share of the asked never answers."""
+
+    @property
+    def drop(self) -> float: ...
+    def online(self, t: int, parties: int, seed: int) -> Cohort | None: ...
+
+
+def lost(who: Cohort, drop: float, t: int, seed: int) -> Array:
+    """Tell which of the asked parties never answer in this round."""
+    return np.asarray(uniform(seed, "lost", t, who) < drop)
+
+
+def latency(who: Cohort, t: int, seed: int) -> Array:
+    """Draw simulated answer times: each party has a speed of its own (lognormal) and good and bad rounds."""
+    speed = np.sqrt(-2 * np.log1p(-uniform(seed, "speed", who))) * np.cos(2 * np.pi * uniform(seed, "speed2", who))
+    return np.asarray(np.exp(speed) * (1 + uniform(seed, "latency", t, who)))
+
+
+def _check(drop: float) -> None:
+    if not 0 <= drop < 1:
+        raise ValueError(f"drop={drop}: the share that is lost in a round is at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class Always:
+    """Everybody is online; a share `drop` of the asked is lost in each round."""
+
+    drop: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.drop)
+
+    def online(self, t: int, parties: int, seed: int) -> Cohort | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Flaky:
+    """Each party is online with this probability, independently in every round."""
+
+    probability: float = 0.8
+    drop: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.drop)
+        if not 0 < self.probability <= 1:
+            raise ValueError(f"probability={self.probability}: above 0 and at most 1")
+
+    def online(self, t: int, parties: int, seed: int) -> Cohort | None:
+        return np.nonzero(uniform(seed, "online", t, np.arange(parties)) < self.probability)[0]
+
+
+@dataclass(frozen=True)
+class Diurnal:
+    """Parties come and go with their day: online between `low` and `high` probability over `period` rounds."""
+
+    low: float = 0.1
+    high: float = 0.4
+    period: int = 24
+    drop: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.drop)
+        if not 0 < self.low <= self.high <= 1:
+            raise ValueError(f"low={self.low}, high={self.high}: both above 0, at most 1, low not above high")
+
+    def online(self, t: int, parties: int, seed: int) -> Cohort | None:
+        who = np.arange(parties)
+        zone = uniform(seed, "zone", who)  # everybody lives somewhere
+        chance = self.low + (self.high - self.low) * (0.5 - 0.5 * np.cos(2 * np.pi * (t / self.period + zone)))
+        return np.nonzero(uniform(seed, "online", t, who) < chance)[0]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Read who is online from a CSV file with columns party,first,last: rounds (from 1) in which the party is there."""
+
+    file: str
+    drop: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.drop)
+
+    def online(self, t: int, parties: int, seed: int) -> Cohort | None:
+        spans = _spans(self.file)
+        there = spans[(spans[:, 1] <= t + 1) & (t + 1 <= spans[:, 2]), 0]
+        return np.unique(there[there < parties])
+
+
+@lru_cache(maxsize=8)
+def _spans(file: str) -> Array:
+    rows = []
+    for number, line in enumerate(Path(file).read_text().splitlines(), 1):
+        cells = line.split(",")
+        if number == 1 and not cells[0].strip().isdigit():
+            continue  # the header
+        try:
+            party, first, last = (int(cell) for cell in cells)
+        except ValueError:
+            raise ValueError(f"{file}, line {number}: '{line}' is not party,first,last in whole numbers") from None
+        rows.append((party, first, last))
+    return np.asarray(rows, np.int64).reshape(-1, 3)

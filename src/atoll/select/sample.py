@@ -1,0 +1,137 @@
+"""Random cohorts: everybody, a fraction, a count, Poisson, by size; and asking more than are needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from atoll.core.effects import Cohort
+from atoll.core.keys import rng, uniform
+from atoll.core.method import History, Pick, Roster, Select
+
+
+def _choose(m: int, t: int, roster: Roster, seed: int) -> Pick:
+    chosen = rng(seed, "select", t).choice(len(roster), min(m, len(roster)), replace=False, shuffle=False)
+    return Pick(_named(np.sort(chosen), roster))
+
+
+def _named(at: Cohort, roster: Roster) -> Cohort:
+    return at if roster.online is None else roster.online[at]
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name}={value}: a fraction is above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class All:
+    """Everybody who is online, every round."""
+
+    rate: float = 1.0
+
+    def expected(self, parties: int) -> int:
+        return parties
+
+    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
+        return Pick(_named(np.arange(len(roster)), roster))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A fixed fraction C of the parties, at least one, uniformly without replacement (McMahan's C)."""
+
+    fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"fraction={self.fraction}: a fraction is from 0 (one party) to 1")
+
+    @property
+    def rate(self) -> float | None:
+        return self.fraction
+
+    def expected(self, parties: int) -> int:
+        return max(round(self.fraction * parties), 1)
+
+    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
+        return _choose(self.expected(len(roster.sizes)), t, roster, seed)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A fixed number of parties, uniformly without replacement."""
+
+    number: int = 10
+    rate: None = None
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise ValueError(f"number={self.number}: ask at least one party")
+
+    def expected(self, parties: int) -> int:
+        return min(self.number, parties)
+
+    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
+        return _choose(self.number, t, roster, seed)
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every party by its own coin of this rate: cohorts vary in size, privacy is amplified as accountants assume."""
+
+    rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        _share("rate", self.rate)
+
+    def expected(self, parties: int) -> int:
+        return max(round(self.rate * parties), 1)
+
+    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
+        # How many heads, then who: the same distribution as a coin each, at the cost of the cohort only.
+        heads = int(rng(seed, "poisson", t).binomial(len(roster), self.rate))
+        return _choose(heads, t, roster, seed) if heads else Pick(np.arange(0))
+
+
+@dataclass(frozen=True)
+class BySize:
+    """A fixed number of parties, without replacement, drawn with odds in proportion to their number of samples."""
+
+    number: int = 10
+    rate: None = None
+
+    def expected(self, parties: int) -> int:
+        return min(self.number, parties)
+
+    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
+        who = np.arange(len(roster.sizes)) if roster.online is None else roster.online
+        # Efraimidis and Spirakis: the smallest of Exp(1)/weight are a weighted sample without replacement.
+        race = -np.log1p(-uniform(seed, "by size", t, who)) / roster.sizes[who]
+        m = min(self.number, len(who))
+        return Pick(np.sort(who[np.argpartition(race, m - 1)[:m]])) if m else Pick(np.arange(0))
+
+
+@dataclass(frozen=True)
+class Over:
+    """Ask more parties than are needed and go on when enough have answered (1.3: 130 %)."""
+
+    select: Select
+    factor: float = 1.3
+    rate: None = None
+
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise ValueError(f"factor={self.factor}: over-selection asks at least as many as are needed, 1.0 or more")
+
+    def expected(self, parties: int) -> int:
+        return self.select.expected(parties)
+
+    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
+        goal = self.select.pick(t, roster, history, seed).cohort
+        extra = min(ceil(len(goal) * self.factor), len(roster)) - len(goal)
+        rest = np.setdiff1d(_named(np.arange(len(roster)), roster), goal, assume_unique=True)
+        more = rng(seed, "over", t).choice(rest, extra, replace=False) if extra > 0 else goal[:0]
+        return Pick(np.sort(np.concatenate([goal, more])), len(goal))
