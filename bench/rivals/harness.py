@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -47,7 +48,7 @@ class Clock:
 
     @property
     def rounds(self) -> list[float]:
-        return [after - before for before, after in zip(self.ends[:-1], self.ends[1:], strict=True)]
+        return [after - before for before, after in pairwise(self.ends)]
 
 
 def report(rival: str, version: str, given: argparse.Namespace, clock: Clock, accuracy: float | None) -> None:

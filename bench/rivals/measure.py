@@ -8,6 +8,8 @@ that is not installed, fails or takes too long yields a record with an error, an
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -40,27 +42,31 @@ def _one(rival: str, workload: str, rounds: int) -> dict:
     if python is None:
         return failure | {"error": f"not installed: python bench/rivals/environments.py {rival}"}
     command = [str(python), str(HERE / f"run_{rival}.py"), workload, "--rounds", str(rounds)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        try:
+            out, err = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # and the workers it started
+            return failure | {"error": f"no result after {LIMIT} seconds"}
+    lines = err.strip().splitlines() or [f"ended with code {process.returncode} and said nothing"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
-    except subprocess.TimeoutExpired:
-        return failure | {"error": f"no result after {LIMIT} seconds"}
-    try:
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        return json.loads(out.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        lines = done.stderr.strip().splitlines()
-        return failure | {"error": lines[-1] if lines else f"ended with code {done.returncode} and said nothing"}
+        return failure | {"error": lines[-1]}
 
 
 def table(records: Sequence[dict]) -> str:
     """Medians, the fastest first; errors last."""
-    lines = [f"{'rival':8} {'version':12} {'s/round':>8} {'best':>8} {'worst':>8} {'startup':>8} {'threads':>7} {'accuracy':>8}"]
+    heads = "".join(f"{head:>9}" for head in ("s/round", "best", "worst", "startup", "threads", "accuracy"))
+    lines = [f"{'rival':8} {'version':12}{heads}"]
     fine = [record for record in records if "error" not in record]
     for record in sorted(fine, key=lambda record: statistics.median(record["rounds"])):
         times = record["rounds"]
         accuracy = "-" if record["accuracy"] is None else f"{record['accuracy']:.4f}"
         lines.append(
             f"{record['rival']:8} {record['version']:12} {statistics.median(times):8.3f} {min(times):8.3f}"
-            f" {max(times):8.3f} {record['startup']:8.1f} {record['threads']:7} {accuracy:>8}"
+            f" {max(times):8.3f} {record['startup']:8.1f} {record['threads']:8} {accuracy:>8}"
         )
     lines += [f"{record['rival']:8} {record['error']}" for record in records if "error" in record]
     return "\n".join(lines)

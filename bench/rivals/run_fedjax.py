@@ -6,8 +6,9 @@ from importlib.metadata import version
 
 from harness import Clock, arguments, report
 
-given = arguments("FedJAX", {"2nn": 2, "cnn": 2})
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.threads])  # XLA sizes its pool by the cores it may use
+given = arguments("FedJAX", {"2nn": 1, "cnn": 2})
+if given.threads == 1:
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 warnings.simplefilter("ignore")
 

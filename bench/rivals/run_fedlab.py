@@ -31,10 +31,10 @@ class Clients(FedDataset):
         self.parts = [BaseDataset(*map(torch.as_tensor, pair)) for pair in work.data]
         self.num = len(self.parts)
 
-    def get_dataset(self, id, type="train"):  # noqa: A002, ARG002
+    def get_dataset(self, id, type="train"):  # noqa: A002
         return self.parts[id]
 
-    def get_dataloader(self, id, batch_size, type="train"):  # noqa: A002, ARG002
+    def get_dataloader(self, id, batch_size, type="train"):  # noqa: A002
         part = self.parts[id]
         rows = BatchSampler(RandomSampler(part), batch_size, drop_last=False)
         return DataLoader(part, sampler=rows, batch_size=None)  # one gather a batch, not one a sample

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from harness import Clock, arguments, report
 
 given = arguments("Flower", {"2nn": 1, "cnn": 1})  # threads in each actor; there is an actor on every core
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 warnings.simplefilter("ignore")
 
 import flower_client  # noqa: E402
@@ -31,15 +31,20 @@ class TimedFedAvg(FedAvg):
         replies = list(replies)
         if failed := [reply for reply in replies if reply.has_error()]:
             raise RuntimeError(failed[0].error.reason)
+        if len(replies) != work.cohort:
+            raise RuntimeError(f"{len(replies)} clients took part instead of {work.cohort}")
         merged = super().aggregate_train(server_round, replies)
         clock.tick()
         return merged
 
 
 @server.main()
-def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+def main(grid: Grid, context: Context) -> None:
     strategy = TimedFedAvg(
-        fraction_train=work.cohort / work.clients, fraction_evaluate=0.0, min_available_nodes=work.clients
+        fraction_train=work.cohort / work.clients,
+        fraction_evaluate=0.0,
+        min_train_nodes=work.cohort,  # the fraction alone is taken of the nodes there are before they have connected
+        min_available_nodes=work.clients,
     )
     result = strategy.start(
         grid=grid,

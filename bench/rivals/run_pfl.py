@@ -14,7 +14,7 @@ from pfl.data.pytorch import PyTorchTensorDataset
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 from torch_models import accuracy, network
 from workload import load
 
@@ -25,7 +25,7 @@ logging.disable(logging.WARNING)
 work = load(given.workload)
 total = 1 + given.rounds
 module = network(given.workload)
-module.loss = lambda x, y, **_: F.cross_entropy(module(x), y)
+module.loss = lambda x, y, **_: cross_entropy(module(x), y)
 module.metrics = lambda *_, **__: {}
 
 users = {client: PyTorchTensorDataset(tuple(map(torch.as_tensor, pair))) for client, pair in enumerate(work.data)}
@@ -36,7 +36,7 @@ clock = Clock()
 
 
 class Tick(TrainingProcessCallback):
-    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # noqa: ARG002
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         clock.tick()
         return False, Metrics()
 

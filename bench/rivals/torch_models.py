@@ -1,8 +1,8 @@
-"""The workloads' models in PyTorch, and the loop one writes by hand: for the rivals built on PyTorch and the baseline."""
+"""The workloads' models in PyTorch and the loop one writes by hand: for the rivals built on it, and the baseline."""
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, max_pool2d, relu
 
 
 class TwoNN(nn.Sequential):
@@ -19,9 +19,9 @@ class CNN(nn.Module):
         self.out = nn.Linear(512, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x.view(-1, 1, 28, 28))), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return self.out(F.relu(self.dense(x.flatten(1))))
+        x = max_pool2d(relu(self.conv1(x.view(-1, 1, 28, 28))), 2)
+        x = max_pool2d(relu(self.conv2(x)), 2)
+        return self.out(relu(self.dense(x.flatten(1))))
 
 
 class CharLSTM(nn.Module):
@@ -55,7 +55,7 @@ def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, lr: float, batc
         for rows in torch.randperm(len(x)).split(batch):
             optimiser.zero_grad()
             scores = model(x[rows])
-            F.cross_entropy(scores.flatten(0, -2), y[rows].flatten()).backward()
+            cross_entropy(scores.flatten(0, -2), y[rows].flatten()).backward()
             optimiser.step()
 
 

@@ -1,7 +1,7 @@
 """Import this before a rival that imports torchvision: none of the workloads needs it, but two rivals load it anyway.
 
-torchvision's wheel on PyPI is built against the CUDA build of PyTorch. With a CPU build its extension does not load, and
-the import fails where Python functions are attached to operators of that extension. Declaring them is enough.
+torchvision's wheel on PyPI is built against the CUDA build of PyTorch. With a CPU build its extension does not load,
+and the import fails where Python functions are attached to two operators of that extension. Declaring them is enough.
 """
 
 import sys
@@ -9,7 +9,7 @@ import sys
 import torch
 
 try:
-    import torchvision  # noqa: F401
+    import torchvision
 except RuntimeError:
     for module in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[module]

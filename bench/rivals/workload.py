@@ -13,6 +13,7 @@ import gzip
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def tiny() -> Workload:
     draw = np.random.default_rng([SEED, 3])
     offsets = np.concatenate([[0], np.cumsum(draw.integers(10, 31, 1000))])
     x, y = _prototypes(draw, int(offsets[-1]) + 2000, draw.normal(size=(10, 60)) / 2, noise=1)
-    data = [(x[i:j], y[i:j]) for i, j in zip(offsets[:-1], offsets[1:], strict=True)]
+    data = [(x[i:j], y[i:j]) for i, j in pairwise(offsets)]
     return Workload("tiny", data, (x[offsets[-1] :], y[offsets[-1] :]), cohort=1000, lr=0.1)
 
 

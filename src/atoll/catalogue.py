@@ -66,6 +66,8 @@ PARTS: dict[str, dict[str, str]] = {
     },
 }
 
+ALL = "all"  # how a file says batch = None: TOML has no nothing
+
 # A field of this name holds a part of this kind.
 NESTED = {"model": "model", "lr": "schedule", "rule": "rule", "select": "select"}
 
@@ -122,7 +124,9 @@ def parameters(factory: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             from atoll.methods.fedavg import FedAvg
 
-            found = {**parameters(FedAvg), **found}
+            taken = {"server": "server_lr", "prox": "mu"}  # what the name itself decides
+            more = parameters(FedAvg).items()
+            found = {**{n: p for n, p in more if taken.get(n) not in found}, **found}
             continue
         found[name] = (hints.get(name, Any), parameter.default)
     return found
@@ -137,6 +141,8 @@ def _value(key: str, value: Any, about: tuple[Any, Any], where: str) -> Any:
         return _server(value, where)
     if key in NESTED and (isinstance(value, Mapping) or (isinstance(value, str) and key != "lr")):
         return build(NESTED[key], value, where)
+    if key == "batch" and value == ALL:
+        return None
     hint = float if key == "lr" else about[0]
     try:
         return msgspec.convert(value, hint)
@@ -174,7 +180,7 @@ def _server(value: Any, where: str) -> Any:
 
 
 def table(part: Any) -> Any:
-    """Turn a part back into what a job file says of it: its name and the fields that are not at their default."""
+    """Turn a part back into what a job file says of it: its name and all its fields."""
     from atoll.methods.server import Server
     from atoll.models.model import Model
     from atoll.models.optimiser import Optimiser
@@ -194,8 +200,14 @@ def table(part: Any) -> Any:
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    shown = [f for f in fields(part) if f.init and getattr(part, f.name) != f.default]
-    return {f.name: table(getattr(part, f.name)) for f in shown if getattr(part, f.name) is not None}
+    said = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if field.name == "batch" and value is None:
+            value = ALL
+        if value is not None:
+            said[field.name] = table(value)
+    return said
 
 
 def _name(part: Any) -> str:
@@ -220,8 +232,6 @@ def entries(kind: str) -> Iterator[tuple[str, str, list[str]]]:
         purpose = (inspect.getdoc(factory) or "").split("\n")[0]
         shown = []
         for field, (_, default) in parameters(factory).items():
-            if field in ("rate",) and default is None:
-                continue
             value = None if default is inspect.Parameter.empty else table(default)
             shown.append(field if default is inspect.Parameter.empty else f"{field} = {_short(value)}")
         yield name, purpose, shown

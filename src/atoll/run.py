@@ -120,6 +120,9 @@ def simulate(
     about = describe(assembled, data, seed)
     if folder and not record:
         _write_job(folder, about)
+    if folder:
+        for sink in sinks:
+            sink(Note("folder", {"path": str(folder)}))
     count = how_many(assembled) if workers is None else workers
     runtime = Simulator(
         assembled.handlers, assembled.rooms, seed, world=World(job.availability, seed), journal=journal,

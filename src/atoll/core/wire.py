@@ -6,7 +6,7 @@ Vectors of a cohort are rows of an (n, d) matrix; a stage never knows a party, a
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from atoll.core.effects import Cohort, Replies
@@ -38,10 +38,6 @@ class Wire:
     mean: bool = False  # decoding the sum gives a mean
     weighted: bool = False  # the last number is the vector's weight
     bits: float = 32.0  # that one number takes on its way
-    seen: Mapping[str, str] = field(default_factory=dict)  # who sees what
-
-    def __hash__(self) -> int:
-        return hash((self.size, self.cohort, self.dtype, self.l2, self.ring, self.noise))
 
     @property
     def bytes(self) -> int:
@@ -93,8 +89,12 @@ Gather = Callable[[Cohort, Question, int | None], Coroutine[Any, Any, Gathered]]
 
 
 class Combine(Protocol):
-    """How a cohort's vectors become one: a conversation, decided by the wire it stands on."""
+    """How a cohort's vectors become one: a conversation, decided by the wire it stands on.
 
+    `seen` says in words what the server, the other parties and the network get to see of one party's vector.
+    """
+
+    def seen(self, wire: Wire) -> Mapping[str, str]: ...
     def __call__(self, wire: Wire) -> Gather: ...
 
 

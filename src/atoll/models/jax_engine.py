@@ -62,7 +62,9 @@ class JaxEngine:
     """The JAX backend."""
 
     def width(self, model: Model) -> int:
-        return 125 if model.size <= TINY and not model.net.heavy else 1
+        if model.size > TINY or model.net.heavy:
+            return 1
+        return min(max(200_000 // model.size, 1), 125)
 
     def fit(self, model: Model, w: Array, group: Group, how: Fit, lr: float, linear: Array | None) -> Array:
         plan = batches(group, how.epochs, how.batch)
@@ -80,7 +82,7 @@ class JaxEngine:
             kernel = _compiled_grad(model)
             out = []
             for k in range(len(group)):
-                x, y, rows, count = _padded(group, plan, k)
+                x, y, rows, count = _padded(group, _only(plan, k))
                 out.append(np.asarray(kernel(w, x, y, rows[0], count[0])))
             return np.stack(out)
 
@@ -135,21 +137,22 @@ def _pool(x: Array) -> Tensor:
     return _pools[id(x)][1]
 
 
-def _padded(group: Group, plan: Batches, k: int | None) -> tuple[Tensor, Tensor, Array, Array]:
-    """Return (x, y, rows, count) of one party's steps, padded to few shapes."""
-    rows, count = (plan.rows, plan.real) if k is None else (plan.rows[k], plan.real[k])
-    s, b = rows.shape
-    wide, long = round_up(b) if b > 64 and (count < b).any() else b, round_up(s)
-    if (long, wide) != (s, b):
-        full = np.zeros((long, wide), rows.dtype)
-        full[:s, :b] = rows
-        rows, count = full, np.pad(count, (0, long - s))
+def _padded(group: Group, plan: Batches, *, keep_steps: bool = False) -> tuple[Tensor, Tensor, Array, Array]:
+    """Return (x, y, rows, real), padded to few shapes: steps (unless all are full), and a batch that is all samples."""
+    rows, real = plan.rows, plan.real
+    *lead, s, b = rows.shape
+    long = s if keep_steps else round_up(s)
+    wide = round_up(b) if b > 64 and (real < b).any() else b
+    ahead = [(0, 0)] * len(lead)
+    rows = np.pad(rows, (*ahead, (0, long - s), (0, wide - b)))
+    real = np.pad(real, (*ahead, (0, long - s)))
     samples = group.samples
-    if isinstance(samples.x, np.memmap):  # far too much to hand over: gather what this party has
-        kept, rows = np.unique(rows, return_inverse=True)
+    if isinstance(samples.x, np.memmap):  # far too much to hand over: gather what these parties have
+        kept, inverse = np.unique(rows, return_inverse=True)
         some = np.resize(kept, round_up(len(kept)))
-        return samples.x[some], samples.y[some], rows.reshape(long, wide).astype(np.int32), count.astype(np.int32)
-    return _pool(samples.x), _pool(samples.y), rows.astype(np.int32), count.astype(np.int32)
+        small = inverse.reshape(rows.shape).astype(np.int32)
+        return samples.x[some], samples.y[some], small, real.astype(np.int32)
+    return _pool(samples.x), _pool(samples.y), rows.astype(np.int32), real.astype(np.int32)
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -258,7 +261,7 @@ def _fit_one(
     model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
 ) -> Array:
     full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
-    x, y, rows, count = _padded(group, plan, None)
+    x, y, rows, count = _padded(group, plan)
     kernel = _compiled_one(model, how, linear is not None, full)
     rate = np.asarray(lr, model.dtype)
     return np.asarray(kernel(w, x, y, rows, count, np.int32(plan.steps), rate, linear))
@@ -288,7 +291,7 @@ def _fit_steps(
     model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
 ) -> Array:
     full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
-    x, y, rows, count = _padded(group, plan, None)
+    x, y, rows, count = _padded(group, plan)
     start, step, join = _compiled_steps(model, how, linear is not None, full)
     jnp = _jax().numpy
     rate = jnp.asarray(lr, model.dtype)
@@ -300,44 +303,46 @@ def _fit_steps(
 
 
 @lru_cache(maxsize=64)
-def _compiled_many(model: Model, how: Fit, tilt: int | str | None) -> Callable[..., Tensor]:
+def _compiled_many(model: Model, how: Fit, tilt: int | str | None, full: bool) -> Callable[..., Tensor]:
     """Many parties in one call: every party has its own copy of the parameters, all take a step together."""
     jax, schema = _jax(), model.schema
-    begin, step = _steps(model, how, tilt is not None, False)
+    begin, step = _steps(model, how, tilt is not None, full)
 
-    def one(w: Tensor, x: Tensor, y: Tensor, count: Tensor, lr: Tensor, linear: Tensor) -> Tensor:
+    def one(w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, lr: Tensor, linear: Tensor) -> Tensor:
         p0 = _cut(schema, w)
         tilted = _cut(schema, linear) if tilt is not None else None
 
-        def body(carry: tuple[Tensor, Tensor], s: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], None]:
-            return step(*carry, p0, *s, lr, tilted), None
+        def body(carry: tuple[Tensor, Tensor], s: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], None]:
+            return step(*carry, p0, x[s[0]], y[s[0]], s[1], lr, tilted), None
 
-        (p, _), _ = jax.lax.scan(body, (p0, begin(p0, lr)), (x, y, count))
+        (p, _), _ = jax.lax.scan(body, (p0, begin(p0, lr)), (rows, count))
         return _join(schema, p)
 
-    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0, None, 0 if tilt == 0 else None)))
+    return jax.jit(jax.vmap(one, in_axes=(None, None, None, 0, 0, None, 0 if tilt == 0 else None)))
 
 
 def _fit_many(
     model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
 ) -> Array:
-    k, s, b = plan.rows.shape
+    k = len(plan.steps)
     width = k if k == 1 else JaxEngine().width(model)
-    wide, long = round_up(b) if how.batch is None else b, round_up(s)
-    rate = np.asarray(lr, model.dtype)
-    kernel = _compiled_many(model, how, _axis(linear))
-    out = []
-    for a in range(0, k, width):
-        n = min(width, k - a)
-        rows = np.zeros((width, long, wide), plan.rows.dtype)
-        count = np.zeros((width, long), np.int32)
-        rows[:n, :s, :b], count[:n, :s] = plan.rows[a : a + n], plan.real[a : a + n]
-        tilt = linear
-        if linear is not None and linear.ndim == 2:
-            tilt = np.zeros((width, linear.shape[1]), linear.dtype)
-            tilt[:n] = linear[a : a + n]
-        out.append(np.asarray(kernel(w, group.samples.x[rows], group.samples.y[rows], count, rate, tilt))[:n])
-    return out[0] if len(out) == 1 else np.concatenate(out)
+    if k > width:
+        out = []
+        for a in range(0, k, width):
+            some = Batches(*(leaf[a : a + width] for leaf in plan))
+            tilt = linear if linear is None or linear.ndim == 1 else linear[a : a + width]
+            out.append(_fit_many(model, w, group, some, how, lr, tilt))
+        return np.concatenate(out)
+    full = bool((plan.real == plan.rows.shape[2]).all()) and k == width
+    x, y, rows, real = _padded(group, Batches(*(_fill(leaf, width) for leaf in plan)), keep_steps=full)
+    kernel = _compiled_many(model, how, _axis(linear), full)
+    tilt = linear if linear is None or linear.ndim == 1 else _fill(linear, width)
+    return np.asarray(kernel(w, x, y, rows, real, np.asarray(lr, model.dtype), tilt))[:k]
+
+
+def _fill(leaf: Array, width: int) -> Array:
+    """Add parties that do nothing, so that every group has the same number."""
+    return np.pad(leaf, ((0, width - len(leaf)), *((0, 0) for _ in leaf.shape[1:])))
 
 
 def _axis(linear: Array | None) -> int | str | None:

@@ -6,7 +6,7 @@ through strides, so nothing is copied. No loop over samples lives here, and no m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from atoll.core.tree import Array, Schema
+from atoll.core.tree import Array
 from atoll.models.layers import Conv, Dense, Embed, Flatten, Image, Layer, Lstm, Pool, Relu, Shape
 from atoll.models.net import Net
 
@@ -35,16 +35,6 @@ class Slot:
     view: Shape
 
 
-def slots(schema: Schema, orders: dict[str, tuple[Shape, Shape]] | None = None) -> tuple[Slot, ...]:
-    """Lay leaves out end to end; `orders` names those that PyTorch wants in another order of axes."""
-    found = []
-    for name, a, b, shape in schema.slots():
-        same = tuple(range(len(shape)))
-        memory, view = (orders or {}).get(name, (same, same))
-        found.append(Slot(name, a, b, shape, memory, view))
-    return tuple(found)
-
-
 def orders(net: Net) -> dict[str, tuple[Shape, Shape]]:
     """Convolutions are stored out × height × width × in and seen as out × in × height × width; LSTMs transposed."""
     found: dict[str, tuple[Shape, Shape]] = {}
@@ -57,37 +47,52 @@ def orders(net: Net) -> dict[str, tuple[Shape, Shape]]:
     return found
 
 
-def load(where: Sequence[Slot], w: Array, dtype: str) -> Tensor:
-    """Copy a flat vector of Atoll's layout into one of PyTorch's."""
-    out = np.array(w, dtype)
-    for s in where:
-        if s.memory != tuple(range(len(s.shape))):
+@dataclass(frozen=True)
+class Layout:
+    """Where a network's parameters lie: flat vectors of Atoll's layout go in (`load`) and come out (`store`)."""
+
+    slots: tuple[Slot, ...]
+    dtype: str
+
+    def load(self, w: Array) -> Tensor:
+        """Copy a flat vector of Atoll's layout into one of PyTorch's."""
+        out = np.array(w, self.dtype)
+        for s in self._moved:
             out[s.start : s.stop] = w[s.start : s.stop].reshape(s.shape).transpose(s.memory).ravel()
-    return torch.from_numpy(out)
+        return torch.from_numpy(out)
 
-
-def store(where: Sequence[Slot], v: Tensor) -> Array:
-    """Undo `load`."""
-    out = v.numpy().copy()
-    for s in where:
-        if s.memory != tuple(range(len(s.shape))):
+    def store(self, v: Tensor) -> Array:
+        """Undo `load`."""
+        out = v.numpy().copy()
+        for s in self._moved:
             stored = out[s.start : s.stop].reshape([s.shape[axis] for axis in s.memory])
             out[s.start : s.stop] = stored.transpose(np.argsort(s.memory)).ravel()
-    return out
+        return out
+
+    def views(self, v: Tensor) -> list[Tensor]:
+        """See the leaves inside the flat vector, without a copy, in the shapes that PyTorch's operations want."""
+        return [v[s.start : s.stop].view([s.shape[axis] for axis in s.memory]).permute(s.view) for s in self.slots]
+
+    def flat(self, leaves: Sequence[Tensor]) -> Tensor:
+        """Undo `views`, with a copy."""
+        pairs = zip(self.slots, leaves, strict=True)
+        return torch.cat([leaf.permute(tuple(np.argsort(s.view))).reshape(-1) for s, leaf in pairs])
+
+    @property
+    def _moved(self) -> list[Slot]:
+        return [s for s in self.slots if s.memory != tuple(sorted(s.memory))]
 
 
-def views(where: Sequence[Slot], v: Tensor) -> list[Tensor]:
-    """See the leaves inside the flat vector, without a copy, in the shapes that PyTorch's operations want."""
-    return [v[s.start : s.stop].view([s.shape[axis] for axis in s.memory]).permute(s.view) for s in where]
+def layout(net: Any, dtype: str) -> Layout:
+    """Lay the leaves out end to end, each in the order of axes that is fastest for PyTorch."""
+    found, other = [], orders(net) if isinstance(net, Net) else {}
+    for name, a, b, shape in net.schema.slots():
+        same = tuple(range(len(shape)))
+        found.append(Slot(name, a, b, shape, *other.get(name, (same, same))))
+    return Layout(tuple(found), dtype)
 
 
-def flat(where: Sequence[Slot], leaves: Sequence[Tensor]) -> Tensor:
-    """Undo `views`, with a copy."""
-    back = (leaf.permute([s.view.index(axis) for axis in range(len(s.view))]) for s, leaf in zip(where, leaves, strict=True))
-    return torch.cat([leaf.reshape(-1) for leaf in back])
-
-
-# --- forwards -----------------------------------------------------------------------------------------------------------
+# --- forwards ---------------------------------------------------------------------------------------------------------
 
 Stage = tuple[Layer, dict[str, Any], Shape]
 
@@ -125,20 +130,21 @@ def forward(chain: Sequence[Stage], x: Tensor) -> Tensor:
 
 def _layer(layer: Layer, p: dict[str, Tensor], x: Tensor, out: Shape) -> Tensor:
     match layer:
-        case Image() | Flatten():
-            return x.reshape(len(x), *out)
         case Dense():
-            return torch.addmm(p["b"], x, p["w"]) if x.ndim == 2 else x @ p["w"] + p["b"]
+            y = torch.addmm(p["b"], x, p["w"]) if x.ndim == 2 else x @ p["w"] + p["b"]
         case Relu():
-            return x.relu()
+            y = x.relu()
         case Conv():
-            return _conv(layer, p, x.permute(NCHW)).permute(NHWC)
+            y = _conv(layer, p, x.permute(NCHW)).permute(NHWC)
         case Pool():
-            return functional.max_pool2d(x.permute(NCHW), 2).permute(NHWC)
+            y = functional.max_pool2d(x.permute(NCHW), 2).permute(NHWC)
         case Embed():
-            return functional.embedding(x, p["w"])
+            y = functional.embedding(x, p["w"])
         case Lstm():
-            return _peephole(x, p)
+            y = _peephole(x, p)
+        case Image() | Flatten():
+            y = x.reshape(len(x), *out)
+    return y
 
 
 def _conv(layer: Conv, p: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -210,11 +216,11 @@ class _Recur(torch.autograd.Function):  # type: ignore[misc]  # PyTorch's way to
         return flat_dz.view(t, n, -1), h[:-1].reshape(t * n, units).t() @ flat_dz, dpeep
 
 
-# --- a step of SGD by hand ------------------------------------------------------------------------------------------------
+# --- a step of SGD by hand --------------------------------------------------------------------------------------------
 
 
 def by_hand(net: Any) -> bool:
-    """Say whether `descend` knows all layers: dense ones and convolutions under a softmax."""
+    """Say whether `descent` knows all layers: dense ones and convolutions under a softmax."""
     if not isinstance(net, Net) or net.loss != "cross_entropy":
         return False
     shape = net.shape
@@ -230,62 +236,99 @@ def by_hand(net: Any) -> bool:
     return len(shape) == 1 and any(isinstance(layer, Dense) for layer in net.layers)
 
 
-def descend(chain: Sequence[Stage], x: Tensor, target: Tensor, lr: float) -> None:
-    """Change the parameters by one step of plain SGD on the mean cross-entropy; `target` is one-hot.
+def descent(chain: Sequence[Stage], lr: float) -> Callable[[Tensor, Tensor], None]:
+    """Return one step of plain SGD on the mean cross-entropy: rows and one-hot labels in, parameters changed in place.
 
     The gradient that runs back is multiplied by the rate once, so every layer just subtracts its own part of it.
     """
-    saved, own = [], False
-    for layer, p, out in chain:
-        x, kept = _forth(layer, p, x, out, own)
-        own = own or not isinstance(layer, Image | Flatten)
-        saved.append(kept)
-    d = torch.softmax(x, 1).sub_(target).mul_(lr / len(x))
     first = next(i for i, (_, p, _) in enumerate(chain) if p)
-    for i in range(len(chain) - 1, first - 1, -1):
-        layer, p, _ = chain[i]
-        d = _back(layer, p, saved[i], d, i > first)
+    pairs = [_pair(layer, p, out, i - first) for i, (layer, p, out) in enumerate(chain)]
+    forths, backs = [forth for forth, _ in pairs], [back for _, back in pairs[first:]][::-1]
+
+    def step(x: Tensor, target: Tensor) -> None:
+        saved = []
+        for forth in forths:
+            x, kept = forth(x)
+            saved.append(kept)
+        d = torch.softmax(x, 1).sub_(target).mul_(lr / len(x))
+        for back in backs:
+            d = back(d, saved.pop())
+
+    return step
 
 
-def _forth(layer: Layer, p: dict[str, Tensor], x: Tensor, out: Shape, own: bool) -> tuple[Tensor, Any]:
-    """Give the layer's output and what its backward pass needs; ReLU overwrites its input unless that is the data."""
+Forth = Callable[[Any], tuple[Any, Any]]  # input to output and what the backward pass needs
+Back = Callable[[Any, Any], Any]  # gradient of the output, and what was kept, to the gradient of the input
+
+
+def _pair(layer: Layer, p: dict[str, Tensor], out: Shape, after: int) -> tuple[Forth, Back]:
+    """Return both passes of a layer; `after` counts from the first with parameters, below which none runs back."""
     match layer:
         case Dense():
-            return torch.addmm(p["b"], x, p["w"]), x
+            return _dense_pair(p["w"], p["b"], after > 0)
         case Relu():
-            x = x.relu_() if own else x.relu()
-            return x, x
+            return _relu_pair(after > 0)
         case Conv():
-            return _conv(layer, p, x.permute(NCHW)).permute(NHWC), x
+            return _conv_pair(layer, p, after > 0)
         case Pool():
-            top, where = torch.max_pool2d_with_indices(x.permute(NCHW), 2)
-            return top.permute(NHWC), (x, where)
+            return _pool_pair()
         case _:
-            return x.reshape(len(x), *out), x.shape
+            return lambda x: (x.reshape(len(x), *out), x.shape), lambda d, shape: d.reshape(shape)
 
 
-def _back(layer: Layer, p: dict[str, Tensor], kept: Any, d: Tensor, on: bool) -> Tensor:
-    """Subtract the layer's gradient from its parameters; give the gradient of its input (if it goes on)."""
-    match layer:
-        case Dense():
-            below = d @ p["w"].t() if on else None
-            p["w"].addmm_(kept.t(), d, alpha=-1)
-            p["b"].sub_(d.sum(0))
-            return below
-        case Relu():
-            return torch.ops.aten.threshold_backward(d, kept, 0)
-        case Conv(kernel=kernel, padding=padding):
-            side = 0 if padding == "valid" else kernel // 2
-            below, gw, gb = torch.ops.aten.convolution_backward(
-                d.permute(NCHW), kept.permute(NCHW), p["w"], [len(p["b"])],
-                (1, 1), (side, side), (1, 1), False, (0, 0), 1, (on, True, True),
-            )  # fmt: skip
-            p["w"].sub_(gw)
-            p["b"].sub_(gb)
-            return below.permute(NHWC) if on else None
-        case Pool():
-            x, where = kept
-            back = torch.ops.aten.max_pool2d_with_indices_backward
-            return back(d.permute(NCHW), x.permute(NCHW), (2, 2), (2, 2), (0, 0), (1, 1), False, where).permute(NHWC)
-        case _:
-            return d.reshape(kept)
+def _dense_pair(w: Tensor, b: Tensor, on: bool) -> tuple[Forth, Back]:
+    turned = w.t()
+
+    def back(d: Tensor, x: Tensor) -> Tensor:
+        below = torch.mm(d, turned) if on else None
+        w.addmm_(x.t(), d, alpha=-1)
+        b.sub_(d.sum(0))
+        return below
+
+    return lambda x: (torch.addmm(b, x, w), x), back
+
+
+def _relu_pair(ours: bool) -> tuple[Forth, Back]:
+    """ReLU overwrites its input, unless that is the data."""
+    mask = torch.ops.aten.threshold_backward.default
+
+    def forth(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.relu_() if ours else x.relu()
+        return x, x
+
+    return forth, lambda d, x: mask(d, x, 0)
+
+
+def _conv_pair(layer: Conv, p: dict[str, Tensor], on: bool) -> tuple[Forth, Back]:
+    w, b = p["w"], p["b"]
+    side = 0 if layer.padding == "valid" else layer.kernel // 2
+    how = ([len(b)], (1, 1), (side, side), (1, 1), False, (0, 0), 1, (on, True, True))
+    gradients = torch.ops.aten.convolution_backward.default
+
+    def forth(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.permute(NCHW)
+        return torch.conv2d(x, w, b, padding=side).permute(NHWC), x
+
+    def back(d: Tensor, x: Tensor) -> Tensor:
+        below, dw, db = gradients(d.permute(NCHW), x, w, *how)
+        w.sub_(dw)
+        b.sub_(db)
+        return below.permute(NHWC) if on else None
+
+    return forth, back
+
+
+def _pool_pair() -> tuple[Forth, Back]:
+    pool = torch.ops.aten.max_pool2d_with_indices.default
+    unpool = torch.ops.aten.max_pool2d_with_indices_backward.default
+
+    def forth(x: Tensor) -> tuple[Tensor, Any]:
+        x = x.permute(NCHW)
+        top, where = pool(x, (2, 2), (2, 2))
+        return top.permute(NHWC), (x, where)
+
+    def back(d: Tensor, kept: Any) -> Tensor:
+        x, where = kept
+        return unpool(d.permute(NCHW), x, (2, 2), (2, 2), (0, 0), (1, 1), False, where).permute(NHWC)
+
+    return forth, back

@@ -30,7 +30,7 @@ def _share(name: str, value: float) -> None:
 class All:
     """Everybody who is online, every round."""
 
-    rate: float = 1.0
+    rate = 1.0
 
     def expected(self, parties: int) -> int:
         return parties
@@ -65,7 +65,7 @@ class Count:
     """A fixed number of parties, uniformly without replacement."""
 
     number: int = 10
-    rate: None = None
+    rate = None
 
     def __post_init__(self) -> None:
         if self.number < 1:
@@ -101,7 +101,7 @@ class BySize:
     """A fixed number of parties, without replacement, drawn with odds in proportion to their number of samples."""
 
     number: int = 10
-    rate: None = None
+    rate = None
 
     def expected(self, parties: int) -> int:
         return min(self.number, parties)
@@ -120,7 +120,7 @@ class Over:
 
     select: Select
     factor: float = 1.3
-    rate: None = None
+    rate = None
 
     def __post_init__(self) -> None:
         if self.factor < 1:

@@ -1,0 +1,21 @@
+"""The command line: one file a verb. Heavy imports stay inside the verbs, so that help is instant."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run `atoll`."""
+    from atoll.cli.app import app, known
+
+    try:
+        app(standalone_mode=False)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        sentence = known(error)
+        if sentence is None:
+            raise
+        sys.stderr.write(f"atoll: {sentence}\n")
+        sys.exit(getattr(error, "exit_code", 2))

@@ -1,0 +1,116 @@
+"""The verbs together, what is said of a mistake, and options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Federated learning: research it, decide on it, run it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+JobName = Annotated[str, typer.Argument(metavar="[JOB]", help="a job file (.toml) or the name of an example")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="override a key of the job, as in method.lr=0.05")]
+
+
+def known(error: Exception) -> str | None:
+    """Return the sentence of an error that a person can act on; None for what is a fault of Atoll."""
+    import click
+
+    from atoll.catalogue import BadJob
+    from atoll.core.method import Diverged
+    from atoll.core.wire import Mismatch
+    from atoll.data.errors import BadData, DataMissing
+    from atoll.journal.read import NoRun
+    from atoll.journal.write import Unwritable
+    from atoll.runtimes.workers import PartyFailed
+
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, click.exceptions.Exit):
+        return None
+    ours = (BadJob, BadData, DataMissing, Diverged, Mismatch, NoRun, PartyFailed, Unwritable)
+    if isinstance(error, ours):
+        return str(error)
+    if isinstance(error, ImportError) and "pip install" in str(error):
+        return str(error)
+    return None
+
+
+@app.command()
+def run(
+    job: JobName = "digits",
+    rounds: Annotated[int | None, typer.Option(help="how many rounds, instead of what the job says")] = None,
+    seed: Annotated[int | None, typer.Option(help="the seed of everything random")] = None,
+    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
+    sets: Sets = None,
+    resume: Annotated[Path | None, typer.Option(help="a run folder to go on with")] = None,
+    workers: Annotated[int | None, typer.Option(help="processes; 0: this one; default: as many as help")] = None,
+    loop: Annotated[bool, typer.Option("--loop", help="one party at a time; names the one that fails")] = False,
+    tensorboard: Annotated[Path | None, typer.Option(help="also write TensorBoard events to this folder")] = None,
+    mlflow: Annotated[str | None, typer.Option(help="also log to this MLflow experiment")] = None,
+) -> None:
+    """Train a job on this machine. Without JOB: FedAvg on real digits that come with the install."""
+    from atoll.cli.run import run_job
+
+    overrides = list(sets or [])
+    overrides += [f"rounds={rounds}"] if rounds is not None else []
+    overrides += [f"seed={seed}"] if seed is not None else []
+    run_job(job, overrides, out, resume=resume, workers=workers, loop=loop, tensorboard=tensorboard, mlflow=mlflow)
+
+
+@app.command()
+def explain(job: JobName = "digits", sets: Sets = None) -> None:
+    """Say what a job would do, cost and reveal, before anything runs."""
+    from atoll.cli.explain import explain_job
+
+    explain_job(job, list(sets or []))
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]) -> None:
+    """Write a run's HTML report again."""
+    from atoll.cli.report import report_run
+
+    report_run(folder)
+
+
+@app.command()
+def compare(
+    job: JobName = "digits",
+    sets: Sets = None,
+    seed: Annotated[int | None, typer.Option(help="the seed of everything random")] = None,
+    json: Annotated[Path | None, typer.Option(help="also write the figures to this file")] = None,
+) -> None:
+    """Train a job alone, federated and pooled, and say whether it is worth federating."""
+    from atoll.cli.compare import compare_job
+
+    overrides = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
+    compare_job(job, overrides, json)
+
+
+@app.command("list")
+def list_parts(
+    kind: Annotated[str | None, typer.Argument(help="method, model, data, select, stage, …; default: all")] = None,
+) -> None:
+    """List every part that a job file can name: its purpose and its fields."""
+    from atoll.cli.list import list_all
+
+    list_all(kind)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="of the job; NAME.toml is written here")],
+    data: Annotated[str, typer.Option(help="the data set to start from")] = "digits",
+) -> None:
+    """Write a commented job file to start from."""
+    from atoll.cli.new import new_job
+
+    new_job(name, data)

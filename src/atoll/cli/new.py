@@ -1,0 +1,52 @@
+"""`atoll new`: write a commented job file to start from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TEMPLATE = """\
+# {name}: a federation, described. Try it: atoll explain {name}.toml, then atoll run {name}.toml
+name = "{name}"
+rounds = 50          # at most; see stop
+seed = 0             # of everything random: the same seed gives the same bits
+every = 1            # rounds between two evaluations
+
+# Whose data: a data set (atoll list data) and how it is dealt out (atoll list split).
+# test = 0.2 keeps a fifth of every party's samples for its own test.
+data = {data}
+
+# What parties compute (atoll list method) on which model (atoll list model).
+# The learning rate may change over rounds: lr = {{ use = "exponential", start = 0.1, factor = 0.99 }}
+method = {{ use = "fedavg", model = {{ use = "{model}" }}, epochs = 1, batch = 10, lr = 0.1 }}
+
+# Who takes part in a round (atoll list select).
+select = {{ use = "uniform", fraction = 0.5 }}
+
+# What happens to a party's vector before it leaves (atoll list stage), and how vectors become one (atoll list combine).
+stages = [{{ use = "weigh" }}]      # weigh: by examples; average: one party, one voice
+combine = {{ use = "sum" }}
+
+# Who is there: {{ use = "flaky", probability = 0.8 }}, {{ use = "always", drop = 0.1 }} … (atoll list availability)
+availability = {{ use = "always" }}
+
+# When to end before the last round (atoll list stop).
+stop = [{{ use = "patience", metric = "test.loss", rounds = 20 }}]
+"""
+
+
+def new_job(name: str, data: str) -> None:
+    """Write NAME.toml."""
+    from atoll.catalogue import BadJob, nearest
+    from atoll.data import names
+
+    path = Path(f"{name.removesuffix('.toml')}.toml")
+    name = path.stem
+    if path.exists():
+        raise BadJob(f"{path} exists already: choose another name, or remove it")
+    if data not in names():
+        raise BadJob(f"--data {data}: there is no such data set; {nearest(data, names())}")
+    real = data in ("diabetes", "california_housing")
+    recipe = f'{{ use = "{data}", clients = 10, by = "{"iid" if real else "dirichlet"}", test = 0.2 }}'
+    path.write_text(TEMPLATE.format(name=name, data=recipe, model="linear" if real else "softmax"), encoding="utf-8")
+    sys.stdout.write(f"wrote {path}; see what it would do with: atoll explain {path}\n")

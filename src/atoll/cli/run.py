@@ -1,0 +1,136 @@
+"""`atoll run`: train a job, show how it goes, end by naming what was written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atoll.core.effects import Note
+from atoll.jobfile import JobFile, from_table, parse, source
+
+
+def run_job(
+    job: str, overrides: list[str], out: Path, *, resume: Path | None, workers: int | None, loop: bool,
+    tensorboard: Path | None, mlflow: str | None,
+) -> None:  # fmt: skip
+    """Run a job file, or go on with a run folder."""
+    from atoll.data import build
+    from atoll.journal.write import Unwritable
+    from atoll.run import Run, simulate
+
+    said = _resumed(resume, overrides) if resume else parse(*reversed(source(job)), overrides)
+    _writable(out if resume is None else resume, Unwritable)
+    data = build(said.data, said.seed)
+    progress = Progress(said.job.rounds)
+    sinks: list[Any] = [progress]
+    if tensorboard:
+        from atoll.journal.sinks import tensorboard as to_tensorboard
+
+        sinks.append(to_tensorboard(tensorboard))
+    if mlflow:
+        from atoll.journal.sinks import mlflow as to_mlflow
+
+        sinks.append(to_mlflow(mlflow))
+    try:
+        run: Run = simulate(
+            said.job, data, said.seed, out=out, resume=resume, workers=workers, loop=loop, sinks=tuple(sinks)
+        )
+    except KeyboardInterrupt:
+        progress.close()
+        sys.stderr.write(f"\nstopped; nothing is lost. Go on with: atoll run --resume {progress.folder or resume}\n")
+        raise
+    finally:
+        for sink in sinks:
+            sink.close()
+    assert run.folder
+    report = run.report(run.folder / "report.html")
+    sys.stdout.write(
+        f"ended: {run.reason}\nrun    {run.folder}\nmodel  {run.folder / 'model.safetensors'}\nreport {report}\n"
+    )
+
+
+def _resumed(folder: Path, overrides: list[str]) -> JobFile:
+    from atoll.catalogue import BadJob
+    from atoll.journal import read
+
+    if overrides:
+        raise BadJob(f"--resume goes on with {folder}/job.toml as it is: leave out {overrides[0].split('=')[0]}")
+    return from_table(read(folder).job)
+
+
+def _writable(out: Path, error: type[OSError]) -> None:
+    """Find out before training, not after, that nothing can be written."""
+    import tempfile
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as reason:
+        raise error(f"cannot write to {out}: {reason.strerror}; choose another folder with --out") from None
+
+
+class Progress:
+    """Show a run as it goes: a live line on a terminal, plain lines elsewhere."""
+
+    def __init__(self, rounds: int, stream: Any = sys.stderr) -> None:
+        self._rounds, self._stream = rounds, stream
+        self._live: Any = None
+        self._task: Any = None
+        self._metrics: dict[str, float] = {}
+        self._said = 0.0
+        self.folder: Path | None = None
+
+    def __call__(self, note: Note) -> None:
+        show: dict[str, Callable[[Any], None]] = {
+            "start": self._start, "resume": self._start, "look": self._look, "round": self._round, "folder": self._name,
+        }  # fmt: skip
+        if note.what in show:
+            show[note.what](note.facts)
+
+    def _name(self, facts: Any) -> None:
+        self.folder = Path(facts["path"])
+
+    def _start(self, facts: Any) -> None:
+        done = facts["round"]
+        if "job" in facts:
+            job = facts["job"]
+            self._stream.write(
+                f"{job['name']}: {job['method']['use']}, {facts['parties']} parties ({facts['cohort']} a round), "
+                f"{facts['parameters']:,} numbers each way, {job['rounds']} rounds\n"
+            )
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+            self._live = Bar(*columns, console=Console(file=self._stream))
+            self._task = self._live.add_task("", total=self._rounds, completed=done)
+            self._live.start()
+
+    def _look(self, facts: Any) -> None:
+        shown = next(k for k in ("accuracy", "r2", "loss") if k in facts)
+        self._metrics[f"{facts['room']}.{shown}"] = facts[shown]
+        self._show(facts["round"])
+
+    def _round(self, facts: Any) -> None:
+        self._show(facts["round"])
+
+    def _show(self, done: int) -> None:
+        import time
+
+        words = "  ".join(f"{name} {value:.4f}" for name, value in self._metrics.items())
+        if self._live:
+            self._live.update(self._task, completed=done, description=words)
+        elif time.monotonic() - self._said >= 1.0 or done == self._rounds:
+            self._said = time.monotonic()
+            self._stream.write(f"round {done}/{self._rounds}  {words}\n")
+            self._stream.flush()
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None

@@ -1,0 +1,182 @@
+"""Is it worth federating? The same job trained alone by every party, federated, and pooled in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atoll.core.party import Group
+from atoll.core.tree import Array
+from atoll.core.wire import Mismatch
+from atoll.data.errors import BadData
+from atoll.data.federated import Federated, Silos
+from atoll.job import Job, bind
+from atoll.methods.schedule import rate
+from atoll.models.model import Fit, Model
+from atoll.models.optimiser import Optimiser
+from atoll.run import simulate
+
+MOST = 200  # parties that are trained alone; of more, an even sample
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Scores of the three ways. `all`: on everybody's test data; `own`: on a party's own mix of labels.
+
+    Scores are accuracies, or r² for numbers. Arrays have an entry for each party that was trained alone.
+    """
+
+    metric: str
+    passes: int
+    parties: Array
+    alone_all: Array
+    alone_own: Array
+    federated_all: float
+    federated_own: Array
+    pooled_all: float
+    pooled_own: Array
+
+    @property
+    def better_off(self) -> int:
+        """How many parties the federated model serves better than their own, on their own mix."""
+        return int((self.federated_own > self.alone_own).sum())
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence."""
+        gain_all = self.federated_all - float(self.alone_all.mean())
+        gain_own = float((self.federated_own - self.alone_own).mean())
+        gap = self.pooled_all - float(self.alone_all.mean())
+        closed = f", which closes {100 * gain_all / gap:.0f} % of the gap to pooling all data" if gap > 0.005 else ""
+        who = f"{self.better_off} of {len(self.parties)} parties are better off on their own data"
+        if gain_own >= 0.01:
+            return (
+                f"Yes, federate: the shared model beats training alone by {_points(gain_all)} on everybody's data and by "
+                f"{_points(gain_own)} on a party's own{closed}; {who}."
+            )
+        if gain_all >= 0.01:
+            return (
+                f"Only if parties must judge what they have not seen themselves: the shared model gains "
+                f"{_points(gain_all)} on everybody's data{closed}, but loses {_points(-gain_own)} on a party's own; "
+                f"{who}. Otherwise train alone, or personalise the shared model."
+            )
+        return f"No: the shared model gains {_points(gain_all)} on everybody's data and {_points(gain_own)} on a party's own; {who}."
+
+    def figures(self) -> dict[str, Any]:
+        """Return the table's numbers."""
+        return {
+            "metric": self.metric,
+            "passes": self.passes,
+            "alone": {**_spread(self.alone_all, "all"), **_spread(self.alone_own, "own")},
+            "federated": {"all": self.federated_all, **_spread(self.federated_own, "own")},
+            "pooled": {"all": self.pooled_all, **_spread(self.pooled_own, "own")},
+            "better_off": self.better_off,
+            "parties": len(self.parties),
+            "verdict": self.verdict,
+        }
+
+    def __str__(self) -> str:
+        f = self.figures()
+        rows = [f"{self.metric:<12}{'on everybodys data':>20}{'on own mix: mean':>20}{'worst 10 %':>12}{'best':>8}"]
+        for way in ("alone", "federated", "pooled"):
+            row = f[way]
+            own = f"{row['own']:>20.3f}{row['own.worst10']:>12.3f}{row['own.best']:>8.3f}"
+            rows.append(f"{way:<12}{row['all']:>20.3f}{own}")
+        rows.append(f"each way sees every sample {self.passes} times")
+        return "\n".join([*rows, "", self.verdict]).replace("everybodys", "everybody's")
+
+
+def _points(x: float) -> str:
+    return f"{100 * x:.1f} points"
+
+
+def _spread(scores: Array, name: str) -> dict[str, float]:
+    worst = np.sort(scores)[: max(1, len(scores) // 10)]
+    return {name: float(scores.mean()), f"{name}.worst10": float(worst.mean()), f"{name}.best": float(scores.max())}
+
+
+def compare(job: Job, data: Federated, seed: int = 0, *, progress: Callable[[str], None] = lambda _: None) -> Comparison:
+    """Train alone, federated and pooled, each seeing every sample equally often; score all three on the same test."""
+    if data.test is None:
+        raise BadData("compare needs a central test set to score all three on: load data that has one, or hold one out")
+    method: Any = bind(job.method, data)
+    model: Model | None = getattr(method, "model", None)
+    if model is None:
+        raise Mismatch(f"compare needs a method with a model; {type(method).__name__} has none")
+    progress("federated")
+    run = simulate(job, data, seed)
+    rounds = max((f["round"] for f in run.facts if f["what"] == "round"), default=job.rounds)
+    share = job.select.expected(len(data)) / len(data)
+    passes = max(1, round(rounds * share * getattr(method, "epochs", 1)))
+    how = Fit(passes, getattr(method, "batch", None), getattr(method, "optimiser", Optimiser()))
+    train: Mapping[str, Any] = {"how": how, "lr": rate(method.lr, 0)}
+    chosen = np.unique(np.linspace(0, len(data) - 1, min(MOST, len(data))).astype(int))
+    score = _Scores(model, data, chosen)
+    w0 = model.init(seed)
+    alone_all, alone_own = np.empty(len(chosen)), np.empty(len(chosen))
+    for a in range(0, len(chosen), max(model.width, 1)):
+        progress(f"alone: {a} of {len(chosen)} parties")
+        some = chosen[a : a + max(model.width, 1)]
+        for k, w in enumerate(model.fit(w0, Group(some, data.train, some, seed, 0), **train)):
+            alone_all[a + k], own = score(w)
+            alone_own[a + k] = own[a + k]
+    progress("pooled")
+    whole = _pool(data.train)
+    pooled = model.fit(w0, Group(np.arange(1), whole, np.arange(1), seed, 0), **train)[0]
+    (fed_all, fed_own), (pool_all, pool_own) = score(run.vector), score(pooled)
+    metric = "accuracy" if data.kind == "classes" else "r2"
+    return Comparison(metric, passes, chosen, alone_all, alone_own, fed_all, fed_own, pool_all, pool_own)
+
+
+def _pool(silos: Silos) -> Silos:
+    rows = np.concatenate([np.arange(len(silos.y))[silos.rows(k)] for k in range(len(silos))])
+    return Silos(silos.x, silos.y, np.array([0, len(rows)]), rows)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """Score a model on everybody's test data and on each party's own mix of labels.
+
+    The own mix is the central test set weighed by a party's shares of labels: what a party would see, without taking
+    a sample from its training. For numbers it is the party's own test data, or else everybody's.
+    """
+
+    model: Model
+    data: Federated
+    parties: Array
+
+    def __call__(self, w: Array) -> tuple[float, Array]:
+        test = self.data.test
+        assert test is not None
+        rows = np.concatenate([np.arange(len(test.y))[test.rows(k)] for k in range(len(test))])
+        x, y = test.x[rows], test.y[rows]
+        _, right, n = self.model.engine.losses(self.model, w, x, y)
+        if self.data.kind == "real":
+            whole = 1 - right.sum() / max(((y - y.mean()) ** 2).sum(), 1e-12)
+            return float(whole), self._own_numbers(w, float(whole))
+        whole = float(right.sum() / max(n.sum(), 1))
+        if y.ndim > 1:  # sequences have no one label to weigh by
+            return whole, np.full(len(self.parties), whole)
+        count = np.bincount(y, minlength=self.data.classes)
+        by_class = np.bincount(y, weights=right, minlength=self.data.classes) / np.maximum(count, 1)
+        shares = np.stack([self._share(int(k), count) for k in self.parties])
+        return whole, shares @ by_class
+
+    def _share(self, k: int, count: Array) -> Array:
+        mine = np.bincount(self.data.train[k][1], minlength=self.data.classes) * (count > 0)
+        return mine / max(mine.sum(), 1)
+
+    def _own_numbers(self, w: Array, whole: float) -> Array:
+        own = self.data.own
+        if own is None:
+            return np.full(len(self.parties), whole)
+        scores = []
+        for k in self.parties.tolist():
+            x, y = own[k]
+            spread = ((y - y.mean()) ** 2).sum() if len(y) > 1 else 0.0
+            _, squares, _ = self.model.engine.losses(self.model, w, x, y) if spread > 0 else (None, np.zeros(1), None)
+            scores.append(1 - squares.sum() / spread if spread > 0 else whole)
+        return np.array(scores)

@@ -1,0 +1,367 @@
+"""Networks written elsewhere, as models: Flax, Equinox, PyTorch, or plain functions. No layer of ours lives here.
+
+A module must be a pure function of its parameters and of a row. What else it would keep (the statistics of batch norm)
+belongs to no party alone, so it is refused; GroupNorm and LayerNorm need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from atoll.core.tree import Array, Schema
+from atoll.models.layers import Shape
+from atoll.models.model import Model
+
+Tensor = Any
+Loss = Literal["cross_entropy", "logistic", "squared"]
+DType = Literal["float32", "float64"]
+
+
+def flax(module: Any, loss: Loss = "cross_entropy", *, ignore: int | None = None, dtype: DType = "float32") -> Model:
+    """Take a linen Module, or a function that makes an nnx Module of nnx.Rngs."""
+    from flax import linen
+
+    kind = Linen if isinstance(module, linen.Module) else Nnx
+    return Model(kind(module, loss, ignore), "jax", dtype)
+
+
+def equinox(module: Any, loss: Loss = "cross_entropy", *, ignore: int | None = None, dtype: DType = "float32") -> Model:
+    """Take an Equinox module, which starts as it is, or a function that makes one of a JAX key; it sees one row."""
+    import equinox as eqx
+
+    make = Held(module) if isinstance(module, eqx.Module) else module
+    return Model(Equinox(make, loss, ignore), "jax", dtype)
+
+
+def functions(
+    init: Callable[[int], Any],
+    apply: Callable[[Any, Any], Any] | None = None,
+    losses: Callable[[Any, Any, Any], Any] | None = None,
+    *,
+    loss: Loss = "cross_entropy",
+    ignore: int | None = None,
+    dtype: DType = "float32",
+) -> Model:
+    """Take pure functions of JAX: init(seed) gives parameters (any tree of arrays, or one vector).
+
+    Then either apply(parameters, x) gives scores of rows and `loss` says what is made of them, or
+    losses(parameters, x, y) gives each row's own loss.
+    """
+    if apply is None and losses is None:
+        raise ValueError("functions() can compute nothing yet: give apply(parameters, x) or losses(parameters, x, y)")
+    return Model(Functions(init, apply, losses, loss, ignore), "jax", dtype)
+
+
+def module(factory: Any, loss: Loss = "cross_entropy", *, ignore: int | None = None, dtype: DType = "float32") -> Model:
+    """Take a torch Module, which starts as it is, or a function without arguments that makes one."""
+    from atoll.models.torch_engine import _torch
+
+    make = Held(factory) if isinstance(factory, _torch().nn.Module) else factory
+    return Model(Torch(make, loss, ignore), "torch", dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """An object that has no useful equality (it holds arrays), known by its identity."""
+
+    value: Any
+
+
+# --- specs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Linen:
+    """A Flax linen Module."""
+
+    module: Any
+    loss: Loss
+    ignore: int | None = None
+
+    def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
+        jax = _jax()
+        if shape is None:
+            raise ValueError("a Flax module does not know its data yet: call model.bind(shape, outputs)")
+
+        def start(x: Tensor, seed: int) -> Any:
+            return self.module.init(jax.random.key(seed), x)
+
+        x, found = _try(lambda x: jax.eval_shape(lambda: start(x, 0)), [np.zeros((1, *shape), t) for t in _TYPES])
+        others = sorted(set(found) - {"params"})
+        if others:
+            raise ValueError(_stateful(f"collection '{others[0]}'"))
+        return _foreign(
+            found.get("params", {}),
+            lambda seed: start(x, seed).get("params", {}),
+            lambda p, x: self.module.apply({"params": p}, x),
+            self, shape, outputs,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Nnx:
+    """A function from nnx.Rngs to a Flax nnx Module."""
+
+    make: Any
+    loss: Loss
+    ignore: int | None = None
+
+    def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
+        _jax()
+        from flax import nnx
+
+        if isinstance(self.make, nnx.Module):
+            raise TypeError(
+                "an nnx Module changes in place: give a function that makes it, such as lambda rngs: Net(rngs)"
+            )
+        graph, found, rest = nnx.split(nnx.eval_shape(lambda: self.make(nnx.Rngs(0))), nnx.Param, ...)
+        for _, leaf in nnx.to_flat_state(rest):
+            raise ValueError(_stateful(f"state of type {type(leaf).__name__}"))
+        return _foreign(
+            nnx.to_pure_dict(found),
+            lambda seed: nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(seed)), nnx.Param)),
+            lambda p, x: nnx.merge(graph, _nnx_state(nnx, found, p))(x),
+            self, shape, outputs,
+        )  # fmt: skip
+
+
+def _nnx_state(nnx: Any, like: Any, p: Any) -> Any:
+    state = nnx.clone(like)
+    nnx.replace_by_pure_dict(state, p)
+    return state
+
+
+@dataclass(frozen=True)
+class Equinox:
+    """A function from a JAX key to an Equinox module, or such a module (Held)."""
+
+    make: Any
+    loss: Loss
+    ignore: int | None = None
+
+    def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
+        jax = _jax()
+        import equinox as eqx
+
+        def made(seed: int) -> Any:
+            return self.make.value if isinstance(self.make, Held) else self.make(jax.random.key(seed))
+
+        first = made(0)
+        leaves = jax.tree.leaves(first, is_leaf=lambda leaf: isinstance(leaf, eqx.nn.StateIndex))
+        if any(isinstance(leaf, eqx.nn.StateIndex) for leaf in leaves):
+            raise ValueError(_stateful("an eqx.nn.State"))
+        found, rest = eqx.partition(first, eqx.is_inexact_array)
+        return _foreign(
+            found,
+            lambda seed: eqx.filter(made(seed), eqx.is_inexact_array),
+            lambda p, x: jax.vmap(eqx.combine(p, rest))(x),
+            self, shape, outputs,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Functions:
+    """Pure functions of JAX."""
+
+    start: Callable[[int], Any]
+    apply: Callable[[Any, Any], Any] | None
+    losses: Callable[[Any, Any, Any], Any] | None
+    loss: Loss
+    ignore: int | None = None
+
+    def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
+        _jax()
+        return _foreign(self.start(0), self.start, self.apply, self, shape, outputs, self.losses)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A function that makes a torch Module, or such a module (Held)."""
+
+    make: Any
+    loss: Loss
+    ignore: int | None = None
+
+    def build(self, shape: Shape | None, outputs: int | None) -> TorchNet:
+        net = TorchNet(self.make, self.loss, self.ignore)
+        for part in net.module().modules():
+            if getattr(part, "running_mean", None) is not None:
+                raise ValueError(_stateful(f"the running statistics of {type(part).__name__}"))
+        if shape is not None:
+            _probe_torch(net, shape, outputs)
+        return net
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Foreign:
+    """A network written in JAX elsewhere, on a dictionary of named leaves."""
+
+    schema: Schema
+    loss: str
+    ignore: int | None
+    tree: Any  # JAX's description of how the leaves nest
+    start: Callable[[int], Any]
+    score: Callable[[Any, Any], Any] | None
+    own: Callable[[Any, Any, Any], Any] | None = None
+    recurrent: bool = False
+
+    @property
+    def heavy(self) -> bool:
+        """Whether there are convolutions: what has a kernel of four axes or more."""
+        return any(len(shape) >= 4 for _, shape in self.schema.leaves)
+
+    def init(self, seed: int) -> Array:
+        leaves = _jax().tree.leaves(self.start(seed))
+        return np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in leaves])
+
+    def apply(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        if self.score is None:
+            raise ValueError("this model has losses but no scores: give functions() an apply(parameters, x) as well")
+        return self.score(self._nested(parameters), x)
+
+    def losses(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        assert self.own is not None
+        return self.own(self._nested(parameters), x, y)
+
+    def _nested(self, parameters: dict[str, Tensor]) -> Any:
+        return _jax().tree.unflatten(self.tree, [parameters[name] for name, _ in self.schema.leaves])
+
+
+@dataclass(frozen=True, eq=False)
+class TorchNet:
+    """A network written in PyTorch elsewhere; its trainable parameters in the order of named_parameters."""
+
+    make: Any
+    loss: str
+    ignore: int | None
+    recurrent: bool = False
+
+    @cached_property
+    def _module(self) -> Any:
+        return self._made(0)
+
+    def _made(self, seed: int) -> Any:
+        from atoll.models.torch_engine import _seeded
+
+        if isinstance(self.make, Held):
+            return deepcopy(self.make.value)
+        with _seeded(seed):
+            return self.make()
+
+    def module(self) -> Any:
+        """Return the module; callers replace its parameters at every call and never change it."""
+        return self._module
+
+    @cached_property
+    def schema(self) -> Schema:
+        return Schema(tuple((name, tuple(p.shape)) for name, p in _trained(self._module)))
+
+    @property
+    def heavy(self) -> bool:
+        return any(len(shape) >= 4 for _, shape in self.schema.leaves)
+
+    def init(self, seed: int) -> Array:
+        leaves = [p.detach().numpy().ravel() for _, p in _trained(self._made(seed))]
+        return np.concatenate(leaves).astype(np.float32)
+
+    def apply(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        raise ValueError("a torch module runs in PyTorch only: leave the model's backend as 'torch'")
+
+
+def _trained(made: Any) -> list[tuple[str, Any]]:
+    found = [(name, p) for name, p in made.named_parameters() if p.requires_grad]
+    if not found:
+        raise ValueError("the torch module has no parameter that requires a gradient: there is nothing to train")
+    return found
+
+
+# --- what they share --------------------------------------------------------------------------------------------------
+
+_TYPES = (np.float32, np.int32)  # rows are numbers or, if the module does not take those, symbols
+
+
+def _jax() -> Any:
+    from atoll.models.jax_engine import _jax as framework
+
+    return framework()
+
+
+def _stateful(what: str) -> str:
+    return (
+        f"the module keeps {what} beside its parameters, which parties cannot average as parameters: "
+        "use GroupNorm or LayerNorm instead of batch norm, and leave out layers that draw or remember"
+    )
+
+
+def _try(run: Callable[[Any], Any], inputs: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the first input that a module takes, and what it made of it; the first complaint, if it takes none."""
+    first: Exception | None = None
+    for x in inputs:
+        try:
+            return x, run(x)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _foreign(
+    found: Any,
+    start: Callable[[int], Any],
+    score: Callable[[Any, Any], Any] | None,
+    spec: Any,
+    shape: Shape | None,
+    outputs: int | None,
+    own: Callable[[Any, Any, Any], Any] | None = None,
+) -> Foreign:
+    """Name the leaves of a tree by their path and check what the network gives."""
+    jax = _jax()
+    paths, tree = jax.tree_util.tree_flatten_with_path(found)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".").replace("/", ".") or "w" for path, _ in paths]
+    if len(set(names)) < len(names):
+        names = [f"{i}.{name}" for i, name in enumerate(names)]
+    schema = Schema(tuple((name, tuple(np.shape(leaf))) for name, (_, leaf) in zip(names, paths, strict=True)))
+    if not schema.size:
+        raise ValueError("the module has no parameters: there is nothing to train")
+    net = Foreign(schema, "own" if own is not None else spec.loss, spec.ignore, tree, start, score, own)
+    if own is None and shape is not None:
+        leaves = {name: jax.ShapeDtypeStruct(size, np.float32) for name, size in schema.leaves}
+        inputs = [jax.ShapeDtypeStruct((2, *shape), t) for t in _TYPES]
+        _, scores = _try(lambda x: jax.eval_shape(net.apply, leaves, x), inputs)
+        _check(scores.shape, spec.loss, outputs)
+    return net
+
+
+def _check(shape: Sequence[int], loss: str, outputs: int | None) -> None:
+    """Refuse a network that gives other scores than the data asks for."""
+    needed = 1 if loss == "logistic" else outputs
+    if len(shape) < 2 or shape[0] != 2 or needed not in (None, shape[-1]):
+        raise ValueError(
+            f"the module makes scores of shape {tuple(shape)} of two rows, {loss} on this data needs "
+            f"(2, …, {needed}): give its last layer {needed} unit(s)"
+        )
+
+
+def _probe_torch(net: TorchNet, shape: Shape, outputs: int | None) -> None:
+    """Run two rows through a copy as training would: the scores must fit the data, and no buffer may change."""
+    from atoll.models.torch_engine import _seeded, _torch
+
+    torch = _torch()
+    copy = deepcopy(net.module()).train()
+    before = {name: buffer.clone() for name, buffer in copy.named_buffers()}
+    inputs = [torch.zeros(2, *shape), torch.zeros(2, *shape, dtype=torch.int64)]
+    with torch.no_grad(), _seeded(0):
+        _, scores = _try(copy, inputs)
+    for name, buffer in copy.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            raise ValueError(_stateful(f"the changing buffer '{name}'"))
+    _check(scores.shape, net.loss, outputs)

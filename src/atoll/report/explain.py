@@ -1,0 +1,94 @@
+"""What a job would do, cost and reveal, in plain words, before anything runs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from atoll.combine import Each
+from atoll.core.tree import leaves
+from atoll.data.federated import Federated
+from atoll.job import Assembled, Job, assemble
+from atoll.report.units import in_bytes
+
+
+def explain(job: Job, data: Federated, seed: int = 0) -> str:
+    """Say what a job on this data would do; raise Mismatch where it makes no sense."""
+    assembled = assemble(job, data, seed)
+    blocks = [_what(assembled, data), _cost(assembled, data), _pipeline(assembled), _seen(assembled), _end(assembled)]
+    return "\n\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in blocks)
+
+
+def _first(part: Any) -> str:
+    return (inspect.getdoc(type(part)) or "").split("\n")[0]
+
+
+def _what(a: Assembled, data: Federated) -> tuple[str, list[str]]:
+    sizes = data.train.sizes
+    method = a.job.method
+    lines = [
+        f"{len(data):,} parties hold {int(sizes.sum()):,} samples: {int(sizes.min()):,} to {int(sizes.max()):,} each, "
+        f"{sizes.mean():,.1f} on average",
+        f"{_named(a.job.select)}: about {a.wire.cohort:,} of them in a round, at most {a.job.rounds:,} rounds",
+        f"{type(method).__name__}: {_first(method)}",
+    ]
+    model = getattr(method, "model", None)
+    if model is not None:
+        lines.append(f"model {type(model.spec).__name__} ({model.backend}): {model.size:,} parameters")
+    looks = {"test": "the server's test set", "own": "the parties' own test data"}
+    where = " and ".join(looks[room] for room in a.plan.rooms)
+    lines.append(f"evaluated every {a.job.every} round(s) on {where}" if where else "never evaluated: no test data")
+    return f"job {a.job.name}", lines
+
+
+def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
+    method = a.plan.method
+    share = method.share({"params": np.zeros(method.schema.size, a.wire.dtype), "t": 0})
+    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
+    up, cohort, rounds = a.wire.bytes, a.wire.cohort, a.job.rounds
+    per_party = rounds * cohort / len(data)
+    lines = [
+        f"a party sends {in_bytes(up)} and receives {in_bytes(down)} in a round it takes part in",
+        f"a round moves {in_bytes((up + down) * cohort)}, the whole job at most {in_bytes((up + down) * cohort * rounds)}",
+        f"a party takes part about {per_party:,.1f} times: {in_bytes((up + down) * per_party)}",
+    ]
+    if isinstance(a.job.channel.combine, Each):
+        need = cohort * a.wire.size * np.dtype(a.wire.dtype).itemsize
+        lines.append(f"the server holds all {cohort:,} vectors of a round at once: {in_bytes(need)}")
+    else:
+        lines.append("the server adds vectors up as they come: its memory does not grow with the cohort")
+    return "cost", lines
+
+
+def _pipeline(a: Assembled) -> tuple[str, list[str]]:
+    parts = [*a.job.channel.stages, a.job.channel.combine]
+    lines = [f"{i}. {_named(part)}: {_first(part)}" for i, part in enumerate(parts, 1)]
+    if isinstance(a.job.channel.combine, Each):
+        lines[-1] += f" Here: {_first(a.job.channel.combine.rule)}"
+    wire = a.wire
+    known = [f"{wire.size:,} numbers of {wire.bits:g} bits"]
+    known.append(f"no longer than {wire.l2:g}" if wire.l2 is not None else "of unbounded length")
+    known.append("weighted by examples" if wire.weighted else "every party one voice" if wire.mean else "summed")
+    return "what happens to a party's vector", [*lines, f"so it travels as {', '.join(known)}"]
+
+
+def _named(part: Any) -> str:
+    from atoll.catalogue import table
+
+    said = table(part)
+    fields = ", ".join(f"{k}={v['use'] if isinstance(v, dict) else v}" for k, v in said.items() if k != "use")
+    return f"{said['use']}({fields})"
+
+
+def _seen(a: Assembled) -> tuple[str, list[str]]:
+    seen = a.job.channel.combine.seen(a.wire)
+    lines = [f"{who}: {what}" for who, what in seen.items()]
+    spent = "no noise is added: nothing here is differentially private" if not a.wire.noise else "see the ledger"
+    return "who sees what", [*lines, spent]
+
+
+def _end(a: Assembled) -> tuple[str, list[str]]:
+    lines = [f"after {a.job.rounds:,} rounds", *(f"{_named(s)}: {_first(s)}" for s in a.job.stop)]
+    return "ends (whichever comes first)", lines

@@ -1,0 +1,467 @@
+"""Figures of a run, drawn from what is known of it (about) and what was noted (facts). No file is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from atoll.core.method import lower_is_better
+from atoll.report.units import in_seconds
+
+Array = np.ndarray[Any, Any]
+About = Mapping[str, Any]
+Facts = Sequence[Mapping[str, Any]]
+
+# Okabe and Ito's palette: told apart by colour-blind readers and in grey.
+BLUE, VERMILION, GREEN, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9"
+INK, GREY, PALE = "#222222", "#767676", "#e4e4e4"
+ROOMS = {"test": ("central test", BLUE, "-"), "own": ("parties' own tests", VERMILION, (0, (4, 1.5)))}
+PHASES = {"compile": GREY, "train": BLUE, "combine": ORANGE, "evaluate": GREEN}
+WORDS = {"accuracy": "accuracy", "r2": "R²", "mse": "mean squared error", "loss": "loss"}
+BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+SECONDS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+WIDTH, HEIGHT = 4.4, 2.9  # inches of a panel
+MOST = 240  # points of a line, after thinning
+FEW = 40  # parties that still get a mark each
+
+STYLE: dict[str, Any] = {
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 8.0, "text.color": INK,
+    "text.parse_math": False, "axes.titlesize": 9.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.titlepad": 20.0, "axes.labelcolor": INK, "axes.edgecolor": GREY, "axes.linewidth": 0.6,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
+    "axes.axisbelow": True, "axes.unicode_minus": True, "grid.color": PALE, "grid.linewidth": 0.6,
+    "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
+    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "lines.linewidth": 1.5, "legend.frameon": False,
+    "legend.fontsize": 8.0, "svg.fonttype": "path", "svg.hashsalt": "atoll",
+}  # fmt: skip
+
+
+class Panel(NamedTuple):
+    """One picture: the group it stands in, its title, and how it is painted on axes."""
+
+    group: str
+    title: str
+    paint: Callable[[Any], None]
+
+
+# --- what the facts say -----------------------------------------------------------------------------------------------
+
+
+def points(facts: Facts, room: str, metric: str) -> tuple[Array, Array]:
+    """Return (rounds, values) of a metric in a room, where it is finite."""
+    found = [
+        (f["round"], f[metric]) for f in facts if f["what"] == "look" and f.get("room") == room and metric in f
+    ]
+    t, v = np.asarray(found, np.float64).reshape(-1, 2).T
+    fine = np.isfinite(v)
+    return t[fine].astype(int), v[fine]
+
+
+def best(t: Array, v: Array, metric: str) -> tuple[int, float]:
+    """Return (round, value) of the best value; the first, where there are several."""
+    k = int(np.argmin(v) if lower_is_better(metric) else np.argmax(v))
+    return int(t[k]), float(v[k])
+
+
+def measures(facts: Facts) -> tuple[str, ...]:
+    """Name what the run measured, the headline first: accuracy and loss, or R² and squared error."""
+    seen = {name for f in facts if f["what"] == "look" for name in f}
+    return tuple(m for m in ("accuracy", "r2", "mse", "loss") if m in seen and not (m == "loss" and "mse" in seen))
+
+
+def spread(facts: Facts) -> tuple[str, Facts]:
+    """Return the metric that is known party by party, and the looks that tell its distribution."""
+    looks = [f for f in facts if f["what"] == "look" and f.get("room") == "own" and f.get("each")]
+    name = next((m for m in ("accuracy", "mse") if looks and f"{m}.mean" in looks[-1]), "")
+    return name, looks if name else []
+
+
+def rounds(facts: Facts, name: str) -> tuple[Array, Array]:
+    """Return (rounds, values) of a number noted every round; 0 where a round did not note it."""
+    found = [(f["round"], f.get(name, 0.0)) for f in facts if f["what"] == "round"]
+    t, v = np.asarray(found, np.float64).reshape(-1, 2).T
+    return t.astype(int), v
+
+
+def phases(facts: Facts) -> tuple[Array, dict[str, Array]]:
+    """Return rounds and, for each phase, its seconds; what is neither compiling nor training is combining."""
+    t = np.unique([f["round"] for f in facts if f["what"] in ("round", "look")]).astype(int)
+    spent = {name: np.zeros(len(t)) for name in PHASES}
+    at = {r: k for k, r in enumerate(t.tolist())}
+    for fact in facts:
+        if fact["what"] == "round":
+            k, work, compiled = at[fact["round"]], fact.get("work", 0.0), fact.get("compile", 0.0)
+            spent["train"][k], spent["compile"][k] = work, compiled
+            spent["combine"][k] = max(0.0, fact.get("seconds", 0.0) - work - compiled)
+        elif fact["what"] == "look":
+            spent["evaluate"][at[fact["round"]]] += fact.get("seconds", 0.0)
+    return t, spent
+
+
+def shown(about: About) -> tuple[Array, Array]:
+    """Return (numbers, counts) of the parties in the partition: all of them, or some chosen evenly."""
+    counts = np.asarray(about.get("partition") or np.zeros((0, 1)), np.int64)
+    parties = int(about.get("parties", len(counts)))
+    return np.unique(np.linspace(0, max(parties - 1, 0), len(counts)).astype(int)), counts
+
+
+def party(about: About, k: int) -> str:
+    """Name a party: as the data does, else by its number."""
+    names = about.get("names") or ()
+    return str(names[k]) if k < len(names) else str(k)
+
+
+def number(value: float) -> str:
+    """Write a number with three digits that count."""
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def score(value: float, metric: str) -> str:
+    """Write a metric as people say it: an accuracy in per cent, all else as a plain number."""
+    if metric == "accuracy":
+        return f"{100 * value:.1f}\u00a0%"
+    return f"{value:.3f}" if 1e-2 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
+
+
+def _unit(value: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    return next((u for u in units if abs(value) >= 0.9995 * u[0]), units[-1])
+
+
+def thin(t: Array, v: Array, most: int = MOST) -> tuple[Array, Array]:
+    """Keep the first and last point and the lowest and highest of every stretch: no peak is lost."""
+    if len(t) <= most:
+        return t, v
+    kept = {0, len(t) - 1}
+    for part in np.array_split(np.arange(len(t)), most // 2):
+        kept |= {int(part[np.argmin(v[part])]), int(part[np.argmax(v[part])])}
+    chosen = np.asarray(sorted(kept))
+    return t[chosen], v[chosen]
+
+
+# --- panels -----------------------------------------------------------------------------------------------------------
+
+
+def panels(about: About, facts: Facts) -> list[Panel]:
+    """List the pictures this run has something to show in."""
+    found = [_learning(facts, metric) for metric in measures(facts)[:2]]
+    numbers, counts = shown(about)
+    if counts.shape[1] > 1:
+        found.append(Panel("partition", "Who holds which class", lambda ax: _labels(ax, about, numbers, counts)))
+    if len(counts):
+        found.append(Panel("partition", "How much each party holds", lambda ax: _sizes(ax, about, numbers, counts)))
+    metric, looks = spread(facts)
+    if looks:
+        word = WORDS[metric].capitalize()
+        found.append(Panel("parties", f"{word} of each party, round {looks[-1]['round']}",
+                           lambda ax: _sorted(ax, metric, looks[-1])))  # fmt: skip
+    if len(looks) > 1:
+        found.append(Panel("parties", f"{word} over parties", lambda ax: _evolution(ax, metric, looks)))
+    if any(f["what"] == "round" for f in facts):
+        found.append(Panel("traffic", "Traffic per round", lambda ax: _traffic(ax, facts, total=False)))
+        found.append(Panel("traffic", "Traffic since the start", lambda ax: _traffic(ax, facts, total=True)))
+        found.append(Panel("time", "Time per round", lambda ax: _time(ax, facts)))
+        found.append(Panel("time", "Where the time went", lambda ax: _where(ax, facts)))
+    return found
+
+
+def _learning(facts: Facts, metric: str) -> Panel:
+    def paint(ax: Any) -> None:
+        low, high = np.inf, -np.inf
+        for room, (label, colour, dash) in ROOMS.items():
+            t, v = points(facts, room, metric)
+            if not len(t):
+                continue
+            at, top = best(t, v, metric)
+            few = "o" if len(t) == 1 else None
+            said = f"{label}, best {score(top, metric)} in round {at}"
+            ax.plot(*thin(t, v), color=colour, linestyle=dash, marker=few, markersize=3, label=said)
+            ax.plot([at], [top], "o", color=colour, markerfacecolor="white", markersize=5.5, zorder=4)
+            low, high = min(low, v.min()), max(high, v.max())
+        _frame(ax, metric, low, high)
+        _rounds_axis(ax)
+        _legend(ax, columns=1)
+
+    return Panel("learning", WORDS[metric][0].upper() + WORDS[metric][1:], paint)
+
+
+def _frame(ax: Any, metric: str, low: float, high: float) -> None:
+    """Set the value axis: per cent for accuracy, R² not far below 0, logarithms where losses span decades."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+
+    if metric == "accuracy":
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol="\u2009%"))
+        room = 0.06 * max(high - low, 0.02)
+        ax.set_ylim(max(low - room, -0.02), min(high + room, 1.02))
+    elif metric == "r2" and low < -1.0 < high:
+        ax.set_ylim(-1.0, None)
+    elif metric != "r2" and low > 0 and high / low > 30:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.set_ylabel(WORDS[metric])
+
+
+def _labels(ax: Any, about: About, numbers: Array, counts: Array) -> None:
+    parties, classes = counts.shape
+    if parties <= FEW and classes <= 26:
+        cell = 72 * min(0.80 * WIDTH / parties, 0.58 * HEIGHT / classes)
+        y, x = np.nonzero(counts.T)
+        area = counts[x, y] / max(counts.max(), 1) * cell**2
+        ax.scatter(x, y, s=area, color=BLUE, alpha=0.85, linewidths=0)
+        _party_axis(ax, about, numbers)
+        ax.set_ylim(-0.7, classes - 0.3)
+        ax.grid(axis="both")
+        _remark(ax, f"area: training samples; the largest circle is {counts.max():,}")
+    else:
+        bins = np.unique(np.linspace(0, classes, min(classes, 128) + 1).astype(int)[:-1])
+        share = np.add.reduceat(counts, bins, axis=1) / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        order = np.argsort(share.argmax(axis=1), kind="stable")
+        edge = (-0.5, parties - 0.5, -0.5, classes - 0.5)
+        image = ax.imshow(share[order].T, aspect="auto", origin="lower", cmap=_blues(), vmin=0.0, extent=edge,
+                          interpolation="none")  # fmt: skip
+        from matplotlib.ticker import PercentFormatter
+
+        bar = ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=30, format=PercentFormatter(1.0, symbol="\u2009%"))
+        bar.outline.set_visible(False)
+        ax.grid(visible=False)
+        ax.set_xlabel("parties, ordered by their most frequent class")
+        _remark(ax, f"colour: share of a party's samples{_chosen(about, parties)}")
+    if classes <= 12:
+        ax.set_yticks(np.arange(classes))
+    ax.set_ylabel("class")
+
+
+def _blues() -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["Blues"].resampled(24)
+
+
+def _sizes(ax: Any, about: About, numbers: Array, counts: Array) -> None:
+    sizes = counts.sum(axis=1)
+    if len(sizes) <= FEW:
+        ax.bar(np.arange(len(sizes)), sizes, width=0.75 if len(sizes) > 3 else 0.35, color=BLUE)
+        _party_axis(ax, about, numbers)
+    else:
+        ax.stairs(np.sort(sizes)[::-1], np.arange(len(sizes) + 1) + 0.5, fill=True, color=BLUE)
+        ax.set_xlabel(f"parties, largest first{_chosen(about, len(sizes))}")
+        ax.set_xlim(0.5, len(sizes) + 0.5)
+    mean = about.get("sizes", {}).get("mean", float(sizes.mean()))
+    ax.axhline(mean, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), label=f"mean {number(mean)}")
+    ax.set_ylim(0, None)
+    ax.set_ylabel("training samples")
+    _legend(ax)
+
+
+def _sorted(ax: Any, metric: str, look: Mapping[str, Any]) -> None:
+    """Paint every party as a dot from the worst to the best; the worst tenth in another colour."""
+    values = np.sort(np.asarray(look["each"], np.float64))
+    values = values[::-1] if lower_is_better(metric) else values
+    x = np.arange(1, len(values) + 1) * (look.get("parties", len(values)) / len(values))
+    worst = max(1, len(values) // 10)
+    size = 14 if len(values) <= 60 else 5
+    ax.scatter(x[:worst], values[:worst], s=size, color=VERMILION, linewidths=0, zorder=3)
+    ax.scatter(x[worst:], values[worst:], s=size, color=BLUE, linewidths=0, zorder=3)
+    lines = ((".mean", "mean", BLUE, "-"), (".worst10", "worst 10 %", VERMILION, (0, (4, 2))), (".best", "best", GREEN, ":"))
+    for key, label, colour, dash in lines:
+        value = look[f"{metric}{key}"]
+        ax.axhline(value, color=colour, linestyle=dash, linewidth=1.0, label=f"{label} {score(value, metric)}")
+    _frame(ax, metric, float(values.min()), float(values.max()))
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlabel("parties, worst to best")
+    _legend(ax)
+
+
+def _evolution(ax: Any, metric: str, looks: Facts) -> None:
+    t = np.asarray([f["round"] for f in looks])
+    lines = {
+        name: np.asarray([f[f"{metric}.{name}"] for f in looks], np.float64) for name in ("best", "mean", "worst10")
+    }
+    style = {"best": ("best", GREEN, ":"), "mean": ("mean", BLUE, "-"), "worst10": ("worst 10 %", VERMILION, (0, (4, 2)))}
+    some = np.unique(np.linspace(0, len(t) - 1, min(len(t), MOST)).astype(int))
+    ax.fill_between(t[some], lines["worst10"][some], lines["best"][some], color=PALE, alpha=0.6, linewidth=0)
+    for name, (label, colour, dash) in style.items():
+        ax.plot(*thin(t, lines[name]), color=colour, linestyle=dash, label=label)
+    every = np.concatenate(list(lines.values()))
+    every = every[np.isfinite(every)]
+    _frame(ax, metric, every.min(initial=np.inf), every.max(initial=-np.inf))
+    _rounds_axis(ax)
+    _legend(ax)
+
+
+def _traffic(ax: Any, facts: Facts, *, total: bool) -> None:
+    lines = {}
+    for name in ("bytes_up", "bytes_down"):
+        t, v = rounds(facts, name)
+        lines[name] = (t, np.cumsum(v) if total else v)
+    factor, unit = _unit(max(v.max() for _, v in lines.values()), BYTES)
+    words = {"bytes_up": ("up, from parties", BLUE, "-"), "bytes_down": ("down, to parties", ORANGE, (0, (4, 1.5)))}
+    for name, (t, v) in lines.items():
+        label, colour, dash = words[name]
+        few = "o" if len(t) == 1 else None
+        ax.plot(*thin(t, v / factor), color=colour, linestyle=dash, marker=few, markersize=3, label=label)
+    ax.set_ylim(0, 1.08 * max(v.max() for _, v in lines.values()) / factor or 1.0)
+    ax.set_ylabel(f"{unit} in all" if total else f"{unit} per round")
+    _rounds_axis(ax)
+    _legend(ax)
+
+
+def _time(ax: Any, facts: Facts) -> None:
+    t, spent = phases(facts)
+    k = -(-len(t) // 160)  # rounds that share a step
+    starts = np.arange(0, len(t), k)
+    width = np.diff(np.append(starts, len(t)))
+    steps = {name: np.add.reduceat(v, starts) / width for name, v in spent.items()}
+    tops = np.sum(list(steps.values()), axis=0)
+    edges = np.append(t[starts] - 0.5, t[-1] + 0.5)
+    limit = 4.0 * float(np.median(tops))
+    cut = np.nonzero(tops > limit)[0] if 0 < limit < 0.5 * tops.max() and len(tops) > 3 else np.arange(0)
+    factor, unit = _unit(limit / 2 if len(cut) else tops.max(), SECONDS)
+    below = np.zeros(len(starts))
+    for name, colour in PHASES.items():
+        ax.stairs((below + steps[name]) / factor, edges, baseline=below / factor, fill=True, color=colour, label=name)
+        below = below + steps[name]
+    if len(cut):
+        ax.set_ylim(0, limit / factor)
+        first = int(cut[np.argmax(tops[cut])])
+        said = f"cut off: {len(cut)} of {len(tops)} bars, up to {in_seconds(float(tops[first]))}"
+        ax.annotate(said, (0.99, 0.97), xycoords="axes fraction", ha="right", va="top", color=GREY)
+    ax.set_ylabel(f"{unit} per round" + (f" (mean of {k})" if k > 1 else ""))
+    ax.set_xlim(edges[0], edges[-1])
+    _rounds_axis(ax)
+    _legend(ax)
+
+
+def _where(ax: Any, facts: Facts) -> None:
+    totals = {name: float(v.sum()) for name, v in phases(facts)[1].items()}
+    factor, unit = _unit(max(totals.values()), SECONDS)
+    whole = max(sum(totals.values()), 1e-12)
+    for k, (name, seconds) in enumerate(totals.items()):
+        ax.barh(-k, seconds / factor, color=PHASES[name], height=0.6)
+        share = 100 * seconds / whole
+        said = f" {in_seconds(seconds)} ({'<1' if 0 < share < 1 else f'{share:.0f}'}\u2009%)"
+        ax.annotate(said, (seconds / factor, -k), va="center", xytext=(2, 0), textcoords="offset points")
+    ax.set_yticks([-k for k in range(len(totals))], list(totals))
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlim(0, 1.35 * max(totals.values()) / factor or 1.0)
+    ax.grid(axis="x")
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel(f"{unit} in all")
+
+
+def _rounds_axis(ax: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.set_xlabel("round")
+
+
+def _party_axis(ax: Any, about: About, numbers: Array) -> None:
+    """Label parties: by name where names are few and the font has their letters, else by number."""
+    names = [party(about, int(k)) for k in numbers]
+    ax.set_xlim(-0.7, len(names) - 0.3)
+    ax.set_xlabel("party")
+    if about.get("names") and len(names) <= 12 and all(n.isprintable() and max(map(ord, n), default=0) < 0x250 for n in names):
+        short = [n if len(n) <= 12 else f"{n[:11]}…" for n in names]
+        tilt = 30 if len(names) * max(map(len, short)) > 44 else 0
+        ax.set_xticks(np.arange(len(names)), short, rotation=tilt, ha="right" if tilt else "center")
+        ax.set_xlabel("" if tilt else "party")
+    elif len(names) <= 10:
+        ax.set_xticks(np.arange(len(names)), [str(k) for k in numbers])
+    else:
+        some = np.arange(0, len(names), 5)
+        ax.set_xticks(some, [str(numbers[k]) for k in some])
+
+
+def _chosen(about: About, n: int) -> str:
+    parties = int(about.get("parties", n))
+    return f" ({n} of {parties:,})" if parties > n else ""
+
+
+def _legend(ax: Any, columns: int = 4) -> None:
+    """Put the legend between title and axes."""
+    rows = -(-len(ax.get_legend_handles_labels()[0]) // columns)
+    if rows:
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, borderpad=0.2, borderaxespad=0.2,
+                  handlelength=1.8, handletextpad=0.5, columnspacing=1.1, labelspacing=0.25).set_in_layout(False)  # fmt: skip
+        ax.set_title(ax.get_title("left"), pad=8 + 12 * rows)
+
+
+def _remark(ax: Any, text: str) -> None:
+    ax.annotate(text, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", color=GREY)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in this module's style, whatever the user's; theirs is back afterwards."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def draw(chosen: Sequence[Panel]) -> Any:
+    """Draw panels as one figure, a row for each group; one that stands alone gets the whole row."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        groups = [[p for p in chosen if p.group == name] for name in dict.fromkeys(p.group for p in chosen)]
+        columns = max((len(group) for group in groups), default=1)
+        figure = Figure(figsize=(WIDTH * columns, HEIGHT * max(1, len(groups))))
+        if len(chosen) > 1:
+            figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
+        else:  # margins that suit every panel, so that panels side by side are aligned
+            figure.subplots_adjust(left=0.15, right=0.97, bottom=0.16, top=0.83)
+        grid = figure.add_gridspec(max(1, len(groups)), columns)
+        for row, group in enumerate(groups):
+            for column, panel in enumerate(group):
+                alone = slice(None) if len(group) == 1 else column
+                ax = figure.add_subplot(grid[row, alone])
+                ax.set_title(panel.title)
+                panel.paint(ax)
+        if not chosen:
+            figure.text(0.5, 0.5, "nothing was noted yet", ha="center", color=GREY)
+    return figure
+
+
+def learning(about: About, facts: Facts) -> Any:
+    """Draw the learning curves: headline metric and loss, on the central test and on the parties' own."""
+    return _group("learning", about, facts)
+
+
+def partition(about: About, facts: Facts = ()) -> Any:
+    """Draw who holds what."""
+    return _group("partition", about, facts)
+
+
+def parties(about: About, facts: Facts) -> Any:
+    """Draw how the model does for each party at the end, and for the worst, the mean and the best over rounds."""
+    return _group("parties", about, facts)
+
+
+def traffic(about: About, facts: Facts) -> Any:
+    """Draw bytes up and down, per round and summed up."""
+    return _group("traffic", about, facts)
+
+
+def timing(about: About, facts: Facts) -> Any:
+    """Draw where the time went, per round and in all."""
+    return _group("time", about, facts)
+
+
+def overview(about: About, facts: Facts) -> Any:
+    """Draw everything a run has to show as one figure."""
+    return draw(panels(about, facts))
+
+
+def _group(name: str, about: About, facts: Facts) -> Any:
+    return draw([p for p in panels(about, facts) if p.group == name])

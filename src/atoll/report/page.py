@@ -1,0 +1,404 @@
+"""The report: one HTML file that needs no script and no network. Everything on it is a function of about and facts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.core.method import lower_is_better
+from atoll.report import figures as fig
+from atoll.report.figures import About, Facts, score
+from atoll.report.units import in_bytes, in_seconds
+
+MANY = 20  # rows of a table before it is folded
+
+CSS = """
+:root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5f6368; --line: #dcdcdc; --back: #fafafa; --card: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --soft: #a3a8ae; --line: #3a3d41; --back: #17191b; --card: #202327; }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 32px 20px 56px; }
+h1, p, dt, dd, li, td:first-child { overflow-wrap: anywhere; } td:first-child { min-width: 4em; max-width: 16em; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.01em; }
+h2 { font-size: 1.15rem; margin: 2.4rem 0 .7rem; }
+.result { font-size: 1.15rem; margin: 0 0 .4rem; max-width: 52em; }
+.soft, figcaption, caption { color: var(--soft); font-size: .9rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(44%, 185px), 1fr)); gap: 12px; margin: 1.6rem 0 0; }
+.tiles div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; }
+dt { color: var(--soft); font-size: .8rem; } dd { margin: 0; }
+dd.value { font-size: 1.4rem; font-weight: 600; line-height: 1.3; font-variant-numeric: tabular-nums; }
+dd.more { color: var(--soft); font-size: .8rem; line-height: 1.35; }
+figure { margin: 0 0 1.6rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 8px 20px;
+  background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 14px; }
+.plots svg { display: block; width: 100%; height: auto; max-width: 620px; margin: 0 auto; }
+.plots svg * { stroke-linejoin: round; stroke-linecap: butt; }
+figcaption { margin: .5rem 2px 0; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; margin: 0 0 1rem; }
+caption { text-align: left; padding: 0 0 .4rem; }
+th, td { text-align: right; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th:first-child, td:first-child { text-align: left; } thead th { font-weight: 600; border-bottom-width: 2px; }
+.words td { text-align: left; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; font-size: .85rem;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+summary { cursor: pointer; color: var(--soft); margin: 0 0 .6rem; } ul { padding-left: 1.2em; margin: 0; }
+@media print {
+  :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --back: #fff; --card: #fff; }
+  body { font-size: 10pt; } main { max-width: none; padding: 0; }
+  .plots { grid-template-columns: 1fr 1fr; border: 0; padding: 0; } .tiles { grid-template-columns: repeat(4, 1fr); }
+  figure, .tiles div, tr { break-inside: avoid; } h2 { break-after: avoid; }
+}
+"""
+
+
+def write(path: str | Path, about: About, facts: Facts) -> Path:
+    """Write the report; the file is the old one or the new one, whatever happens."""
+    path = Path(path)
+    text = page(about, facts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(text.encode("utf-8", "replace"))  # a name may hold half a surrogate pair
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def page(about: About, facts: Facts) -> str:
+    """Return the report as HTML."""
+    name = escape(str(about.get("job", {}).get("name", "run")))
+    parts = [
+        f"<header><h1>{name}</h1>\n<p class='result'>{escape(result(about, facts))}</p>",
+        f"<p class='soft'>{escape(_simulated(about))}</p></header>",
+        _tiles(tiles(about, facts)),
+        _pictures(about, facts),
+        _parties(about, facts),
+        _notes(notes(about, facts)),
+        _job(about),
+        _environment(about),
+    ]
+    body = "\n".join(part for part in parts if part)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{name} – Atoll report</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        "</body>\n</html>\n"
+    )
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def result(about: About, facts: Facts) -> str:
+    """Say in one sentence what came out."""
+    done, parties = _done(facts), int(about.get("parties", 0))
+    cohort = int(about.get("cohort", parties))
+    who = count(parties, "party") + (f" ({cohort:,} a round)" if cohort < parties else "")
+    headline = _headline(facts)
+    if headline:
+        room, metric, t, v = headline
+        reached = f"reached {_value(room, metric, float(v[-1]))} after {count(int(t[-1]), 'round')}"
+    else:
+        reached = f"trained for {count(done, 'round')}"
+    end = next((str(f["reason"]) for f in reversed(facts) if f["what"] == "end"), None)
+    if end is None:
+        return f"{method(about)} {reached} with {who}; it has not ended: it is still running or was interrupted."
+    return f"{method(about)} {reached} with {who}; it ended because {_because(end)}."
+
+
+def _because(reason: str) -> str:
+    return re.sub(r"^all (\d+) rounds done$", lambda m: f"all {int(m[1]):,} rounds were done", reason).rstrip(".")
+
+
+def method(about: About) -> str:
+    """Name the method as its paper does."""
+    said = about.get("job", {}).get("method", {})
+    use = str(said.get("use", "the method"))
+    server = said.get("server")
+    rule = str(server.get("use", "")) if isinstance(server, Mapping) else ""
+    if use == "fedavg" and rule in ("adam", "yogi", "adagrad"):
+        return f"Fed{rule.capitalize()}"
+    known = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedsgd": "FedSGD"}
+    return "FedAvgM" if use == "fedavg" and rule == "sgd" and server.get("momentum") else known.get(use, use)
+
+
+def _headline(facts: Facts) -> tuple[str, str, Any, Any] | None:
+    """Return (room, metric, rounds, values) of what the run is judged by."""
+    for room in ("test", "own"):
+        for metric in fig.measures(facts):
+            t, v = fig.points(facts, room, metric)
+            if len(t):
+                return room, metric, t, v
+    return None
+
+
+def _value(room: str, metric: str, value: float) -> str:
+    if room == "test":
+        said = f"{score(value, metric)} test accuracy"
+        return said if metric == "accuracy" else f"a test {fig.WORDS[metric]} of {score(value, metric)}"
+    said = f"{score(value, metric)} accuracy" if metric == "accuracy" else f"{fig.WORDS[metric]} {score(value, metric)}"
+    return f"{said} on the parties' own test data"
+
+
+def _simulated(about: About) -> str:
+    where = about.get("environment", {})
+    machine = f" ({where['machine']}, {where.get('cores', '?')} cores)" if "machine" in where else ""
+    return (
+        f"This run was a simulation: all parties were simulated on one machine{machine}. Times are that machine's; "
+        "bytes are counted from the vectors that would travel, not measured on a network."
+    )
+
+
+def count(n: int, noun: str) -> str:
+    """Count something: 1 party, 20 parties."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else many}"
+
+
+def _done(facts: Facts) -> int:
+    return max((f["round"] for f in facts if f["what"] in ("round", "empty", "look", "end")), default=0)
+
+
+def wall(facts: Facts) -> float:
+    """Add up the clock of every sitting: it starts anew where a run was resumed."""
+    total, last = 0.0, 0.0
+    for fact in facts:
+        if fact["what"] == "resume":
+            total, last = total + last, 0.0
+        last = max(last, float(fact.get("time", 0.0)))
+    return total + last
+
+
+def tiles(about: About, facts: Facts) -> list[tuple[str, str, str]]:
+    """Return the key figures: (what, value, more)."""
+    found = []
+    headline = _headline(facts)
+    if headline:
+        room, metric, t, v = headline
+        at, top = fig.best(t, v, metric)
+        word = fig.WORDS[metric] if room == "test" else f"own {fig.WORDS[metric]}"
+        label = f"Test {word}" if room == "test" else word.capitalize()
+        found.append((label, score(float(v[-1]), metric), f"best {score(top, metric)} in round {at:,}"))
+    metric, looks = fig.spread(facts)
+    if looks:
+        last = looks[-1]
+        more = f"mean {score(last[f'{metric}.mean'], metric)}, best {score(last[f'{metric}.best'], metric)}"
+        word = "accuracy" if metric == "accuracy" else "squared error"
+        found.append((f"Own {word}, worst 10 %", score(last[f"{metric}.worst10"], metric), more))
+    planned = about.get("job", {}).get("rounds")
+    found.append(("Rounds", f"{_done(facts):,}", f"of {planned:,} planned" if planned else ""))
+    parties = int(about.get("parties", 0))
+    found.append(("Parties", f"{parties:,}", f"{int(about.get('cohort', parties)):,} a round"))
+    if "parameters" in about:
+        found.append(("Parameters", f"{about['parameters']:,}", ""))
+    return found + _costs(facts)
+
+
+def _costs(facts: Facts) -> list[tuple[str, str, str]]:
+    turns = [f for f in facts if f["what"] == "round"]
+    if not turns:
+        return []
+    total = {name: sum(f.get(name, 0) for f in turns) for name in ("bytes_up", "bytes_down", "asked", "answered")}
+    up, down = total["bytes_up"] / max(total["answered"], 1), total["bytes_down"] / max(total["asked"], 1)
+    both = f"{in_bytes(total['bytes_up'])} up, {in_bytes(total['bytes_down'])} down"
+    compiled = sum(f.get("compile", 0.0) for f in turns)
+    median = float(np.median([f.get("seconds", 0.0) for f in turns]))
+    return [
+        ("Per party and round", in_bytes(up), f"up, and {in_bytes(down)} down"),
+        ("Traffic in all", in_bytes(total["bytes_up"] + total["bytes_down"]), both),
+        ("Wall time", in_seconds(wall(facts)), f"{in_seconds(compiled)} of it compiling"),
+        ("Median round", in_seconds(median), "without evaluation"),
+    ]
+
+
+def notes(about: About, facts: Facts) -> list[str]:
+    """Say what else happened: who was lost, what died, where it went on, why it ended."""
+    turns = [f for f in facts if f["what"] == "round"]
+    asked = sum(f.get("asked", 0) for f in turns)
+    lost = sum(f.get("lost", 0) for f in turns)
+    late = asked - lost - sum(f.get("answered", 0) for f in turns)
+    said = []
+    if lost:
+        hit = sum(1 for f in turns if f.get("lost"))
+        said.append(f"{lost:,} of {asked:,} answers were lost, in {count(hit, 'round')}.")
+    if late > 0:
+        said.append(f"{late:,} of {asked:,} answers were not waited for.")
+    empty = [f["round"] for f in facts if f["what"] == "empty"]
+    if empty:
+        said.append(f"{count(len(empty), 'round')} had nobody to ask, and left the model as it was: {_some(empty)}.")
+    said += [f"Round {f['round']:,}: a worker process died and was replaced: {f['died']}" for f in turns if f.get("died")]
+    said += [f"Everything ran in one process: {f.get('why', '')}" for f in facts if f["what"] == "in process"]
+    said += [f"The run was resumed after round {f['round']:,}." for f in facts if f["what"] == "resume"]
+    known = {"start", "look", "round", "end", "empty", "in process", "resume"}
+    said += [f"{f['what']}: {_rest(f)}" for f in facts if f["what"] not in known]
+    if len(said) > MANY:
+        said = [*said[:MANY], f"… and {len(said) - MANY:,} more, in facts.jsonl."]
+    end = [f for f in facts if f["what"] == "end"]
+    why = f"The run ended after round {end[-1]['round']:,}: {end[-1]['reason']}." if end else "No end was noted."
+    return [*said, why]
+
+
+def _some(numbers: Sequence[int]) -> str:
+    return ", ".join(f"{n:,}" for n in numbers[:10]) + (", …" if len(numbers) > 10 else "")
+
+
+def _rest(fact: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in fact.items() if k not in ("what", "time"))[:300]
+
+
+def caption(group: str, about: About, facts: Facts) -> str:
+    """Say in one sentence what a figure shows."""
+    if group == "learning":
+        room, metric, t, v = _headline(facts) or ("", "loss", np.zeros(1, int), np.zeros(1))
+        at, top = fig.best(t, v, metric)
+        where = "on the central test set" if room == "test" else "on the parties' own test data"
+        start = f"from {score(float(v[0]), metric)} (round {int(t[0])}) to {score(float(v[-1]), metric)}"
+        return f"Learning curves: {where}, {fig.WORDS[metric]} went {start}; best {score(top, metric)} in round {at:,}."
+    if group == "partition":
+        return _held(about)
+    if group == "parties":
+        metric, looks = fig.spread(facts)
+        last = looks[-1]
+        worst, mean = (score(last[f"{metric}.{k}"], metric) for k in ("worst10", "mean"))
+        return (
+            f"How evenly the model serves the parties, on their own test data: in round {last['round']:,} the worst tenth "
+            f"of them has {fig.WORDS[metric]} {worst} on average, against {mean} over all (every party counts once)."
+        )
+    if group == "traffic":
+        up, down = (float(fig.rounds(facts, name)[1].sum()) for name in ("bytes_up", "bytes_down"))
+        return f"Traffic: {in_bytes(up)} went up from the parties and {in_bytes(down)} down to them, all parties together."
+    totals = {name: float(v.sum()) for name, v in fig.phases(facts)[1].items()}
+    most = max(totals, key=lambda name: totals[name])
+    share = 100 * totals[most] / max(sum(totals.values()), 1e-12)
+    return (
+        f"Time: to {most} took most of it ({share:.0f} %); combine is what a round "
+        "spends on neither compiling nor training, and round 0 is the look at the untrained model."
+    )
+
+
+def _held(about: About) -> str:
+    sizes = about.get("sizes", {})
+    parties = int(about.get("parties", 0))
+    span = f"{sizes['least']:,} to {sizes['most']:,} training samples each" if sizes else "their training samples"
+    said = f"Who holds what: {count(parties, 'party')} with {span}"
+    _, counts = fig.shown(about)
+    if counts.shape[1] > 1:
+        held = float(np.median((counts > 0).sum(axis=1)))
+        said += f"; in the median a party has {held:g} of the {counts.shape[1]} classes"
+    return f"{said}."
+
+
+# --- how it is laid out -----------------------------------------------------------------------------------------------
+
+
+def _lines(parts: Iterable[str]) -> str:
+    return "\n".join(parts)
+
+
+def _tiles(shown: Iterable[tuple[str, str, str]]) -> str:
+    cells = (
+        f"<div><dt>{escape(what)}</dt><dd class='value'>{escape(value)}</dd><dd class='more'>{escape(more)}</dd></div>"
+        for what, value, more in shown
+    )
+    return f"<dl class='tiles'>\n{_lines(cells)}\n</dl>"
+
+
+def _pictures(about: About, facts: Facts) -> str:
+    panels = fig.panels(about, facts)
+    shown = []
+    for k, group in enumerate(dict.fromkeys(p.group for p in panels)):
+        plots = [svg(fig.draw([p]), f"{group}{i}", p.title) for i, p in enumerate(panels) if p.group == group]
+        words = f"<b>Figure {k + 1}.</b> {escape(caption(group, about, facts))}"
+        shown.append(f"<figure>\n<div class='plots'>\n{_lines(plots)}\n</div>\n<figcaption>{words}</figcaption>\n</figure>")
+    return f"<h2>Figures</h2>\n{_lines(shown)}" if shown else ""
+
+
+def svg(figure: Any, name: str, title: str) -> str:
+    """Return a figure as SVG to stand inside a page: no address outside it, no id that another figure has."""
+    out = StringIO()
+    with fig.styled():
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", out.getvalue()[out.getvalue().index("<svg") :], flags=re.DOTALL)
+    text = text.replace("xlink:href=", "href=").replace("<defs>\n  \n </defs>\n", "")
+    view = re.search(r'viewBox="[^"]*"', text)
+    text = re.sub(r"^<svg\b[^>]*>", f'<svg {view[0] if view else ""} role="img" aria-label="{escape(title)}">', text)
+    used = {name for pair in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text) for name in pair}
+    ids = {old: f"{name}-{k}" for k, old in enumerate(i for i in re.findall(r' id="([^"]+)"', text) if i in used)}
+    text = re.sub(r' id="([^"]+)"', lambda m: f' id="{ids[m[1]]}"' if m[1] in ids else "", text)
+    text = re.sub(r'href="#([^"]+)"', lambda m: f'href="#{ids[m[1]]}"', text)
+    text = re.sub(r"url\(#([^)]+)\)", lambda m: f"url(#{ids[m[1]]})", text)
+    return re.sub(r"\n\s*", "\n", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)).strip()
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], about: str = "", kind: str = "") -> str:
+    top = "".join(f"<th scope='col'>{escape(cell)}</th>" for cell in head)
+    lines = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    said = f"<caption>{escape(about)}</caption>" if about else ""
+    return (
+        f"<div class='wide'><table class='{kind}'>{said}{f'<thead><tr>{top}</tr></thead>' if head else ''}\n"
+        f"<tbody>\n{lines}\n</tbody></table></div>"
+    )
+
+
+def _parties(about: About, facts: Facts) -> str:
+    numbers, counts = fig.shown(about)
+    if not len(counts):
+        return ""
+    rows = []
+    sizes = about.get("sizes", {})
+    if sizes:
+        rows.append(["training samples", f"{sizes['least']:,}", "–", fig.number(sizes["mean"]), f"{sizes['most']:,}"])
+    metric, looks = fig.spread(facts)
+    if looks:
+        last = looks[-1]
+        ends = (max, min) if lower_is_better(metric) else (min, max)
+        values = [ends[0](last["each"]), last[f"{metric}.worst10"], last[f"{metric}.mean"], last[f"{metric}.best"]]
+        rows.append([f"own {fig.WORDS[metric]}, round {last['round']:,}", *(score(v, metric) for v in values)])
+    head = ["over parties", "least or worst", "worst 10 %, mean", "mean", "most or best"]
+    summary = _table(head, rows) if rows else ""
+    table = _held_table(about, numbers, counts)
+    if len(counts) > MANY:
+        total = int(about.get("parties", len(counts)))
+        some = f"{len(counts):,} of {total:,} parties, chosen evenly" if total > len(counts) else f"all {total:,} parties"
+        table = f"<details><summary>What each party holds ({some})</summary>\n{table}</details>"
+    return f"<h2>Parties</h2>\n{summary}\n{table}"
+
+
+def _held_table(about: About, numbers: Any, counts: Any) -> str:
+    sizes = counts.sum(axis=1)
+    whole = about.get("sizes", {}).get("all") or int(sizes.sum())
+    rows = []
+    for k, row, n in zip(numbers.tolist(), counts, sizes.tolist(), strict=True):
+        cells = [fig.party(about, k), f"{n:,}", f"{100 * n / max(whole, 1):.1f} %"]
+        if counts.shape[1] > 1:
+            cells += [str(int((row > 0).sum())), f"{int(row.argmax())} ({100 * row.max() / max(n, 1):.0f} %)"]
+        rows.append(cells)
+    head = ["party", "training samples", "share of all"]
+    return _table(head + (["classes held", "most frequent class"] if counts.shape[1] > 1 else []), rows)
+
+
+def _notes(said: Iterable[str]) -> str:
+    return "<h2>Notes</h2>\n<ul>\n" + "\n".join(f"<li>{escape(line)}</li>" for line in said) + "\n</ul>"
+
+
+def _job(about: About) -> str:
+    from atoll.jobfile import dumps
+
+    return f"<h2>Job file</h2>\n<pre>{escape(dumps(about['job']))}</pre>" if about.get("job") else ""
+
+
+def _environment(about: About) -> str:
+    rows = [[str(k), str(v)] for k, v in about.get("environment", {}).items()]
+    return f"<h2>Environment</h2>\n{_table([], rows, kind='words')}" if rows else ""
