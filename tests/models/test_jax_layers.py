@@ -44,7 +44,7 @@ def weights(peephole: bool, features: int = 3, units: int = 4) -> dict[str, Any]
     shapes = {"wi": (features, 4 * units), "wh": (units, 4 * units), "b": (4 * units,)}
     if peephole:
         shapes["peep"] = (3, units)
-    return {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
 
 def differences(f: Any, x: np.ndarray, step: float = 1e-6) -> np.ndarray:
@@ -67,13 +67,13 @@ def test_lstm(peephole: bool) -> None:
     def loss(run: Any) -> Any:
         return lambda x, p: (run(x, p) * above).sum()
 
-    np.testing.assert_allclose(lstm(jnp.asarray(x), p), plain_lstm(x, p), atol=1e-12)
-    ours, theirs = (jax.grad(loss(run), (0, 1))(jnp.asarray(x), p) for run in (lstm, plain_lstm))
+    np.testing.assert_allclose(jax.jit(lstm)(x, p), jax.jit(plain_lstm)(x, p), atol=1e-12)
+    ours, theirs = (jax.jit(jax.grad(loss(run), (0, 1)))(x, p) for run in (lstm, plain_lstm))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), ours, theirs)
     compiled = jax.jit(loss(lstm))
     np.testing.assert_allclose(ours[0], differences(lambda x: float(compiled(x, p)), x), atol=1e-7)
     for name in p:
-        numeric = differences(lambda leaf, name=name: float(compiled(x, {**p, name: leaf})), np.asarray(p[name]))
+        numeric = differences(lambda leaf, name=name: float(compiled(x, {**p, name: leaf})), p[name])
         np.testing.assert_allclose(ours[1][name], numeric, atol=1e-7)
 
 
@@ -82,16 +82,21 @@ def test_pool(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(2)
     x = rng.permutation(np.prod(shape)).reshape(shape) * 0.1  # no ties
     above = rng.normal(size=(shape[0], shape[1] // 2, shape[2] // 2, shape[3]))
-    np.testing.assert_array_equal(pool(jnp.asarray(x)), plain_pool(x))
-    ours, theirs = (jax.grad(lambda x, run=run: (run(x) * above).sum())(jnp.asarray(x)) for run in (pool, plain_pool))
+
+    def loss(run: Any) -> Any:
+        return lambda x: (run(x) * above).sum()
+
+    np.testing.assert_array_equal(jax.jit(pool)(x), plain_pool(x))
+    ours, theirs = (jax.jit(jax.grad(loss(run)))(x) for run in (pool, plain_pool))
     np.testing.assert_allclose(ours, theirs, atol=1e-12)
-    np.testing.assert_allclose(ours, differences(lambda x: float((pool(jnp.asarray(x)) * above).sum()), x), atol=1e-7)
+    compiled = jax.jit(loss(pool))
+    np.testing.assert_allclose(ours, differences(lambda x: float(compiled(x)), x), atol=1e-7)
 
 
 def test_a_tie_in_a_pool_has_one_winner_as_in_torch() -> None:
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(3).integers(0, 2, (2, 6, 6, 3)).astype(float)
-    g = jax.grad(lambda x: pool(x).sum())(jnp.asarray(x))
+    g = jax.jit(jax.grad(lambda x: pool(x).sum()))(x)
     assert float(g.sum()) == 2 * 3 * 3 * 3
     other = torch.tensor(x.transpose(0, 3, 1, 2).copy(), requires_grad=True)
     torch.nn.functional.max_pool2d(other, 2).sum().backward()

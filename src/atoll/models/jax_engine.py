@@ -325,7 +325,7 @@ def _fit_many(
     model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
 ) -> Array:
     k = len(plan.steps)
-    width = k if k == 1 else JaxEngine().width(model)
+    width = min(JaxEngine().width(model), round_up(k))
     if k > width:
         out = []
         for a in range(0, k, width):

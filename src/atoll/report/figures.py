@@ -23,7 +23,7 @@ PHASES = {"compile": GREY, "train": BLUE, "combine": ORANGE, "evaluate": GREEN}
 WORDS = {"accuracy": "accuracy", "r2": "R²", "mse": "mean squared error", "loss": "loss"}
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 SECONDS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-WIDTH, HEIGHT = 4.4, 2.9  # inches of a panel
+WIDTH, HEIGHT = 4.4, 3.0  # inches of a panel
 MOST = 240  # points of a line, after thinning
 FEW = 40  # parties that still get a mark each
 
@@ -52,9 +52,7 @@ class Panel(NamedTuple):
 
 def points(facts: Facts, room: str, metric: str) -> tuple[Array, Array]:
     """Return (rounds, values) of a metric in a room, where it is finite."""
-    found = [
-        (f["round"], f[metric]) for f in facts if f["what"] == "look" and f.get("room") == room and metric in f
-    ]
+    found = [(f["round"], f[metric]) for f in facts if f["what"] == "look" and f.get("room") == room and metric in f]
     t, v = np.asarray(found, np.float64).reshape(-1, 2).T
     fine = np.isfinite(v)
     return t[fine].astype(int), v[fine]
@@ -190,10 +188,10 @@ def _learning(facts: Facts, metric: str) -> Panel:
 
 def _frame(ax: Any, metric: str, low: float, high: float) -> None:
     """Set the value axis: per cent for accuracy, R² not far below 0, logarithms where losses span decades."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     if metric == "accuracy":
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol="\u2009%"))
+        ax.yaxis.set_major_formatter(FuncFormatter(_percent))
         room = 0.06 * max(high - low, 0.02)
         ax.set_ylim(max(low - room, -0.02), min(high + room, 1.02))
     elif metric == "r2" and low < -1.0 < high:
@@ -223,9 +221,7 @@ def _labels(ax: Any, about: About, numbers: Array, counts: Array) -> None:
         edge = (-0.5, parties - 0.5, -0.5, classes - 0.5)
         image = ax.imshow(share[order].T, aspect="auto", origin="lower", cmap=_blues(), vmin=0.0, extent=edge,
                           interpolation="none")  # fmt: skip
-        from matplotlib.ticker import PercentFormatter
-
-        bar = ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=30, format=PercentFormatter(1.0, symbol="\u2009%"))
+        bar = ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=30, format=_percent)
         bar.outline.set_visible(False)
         ax.grid(visible=False)
         ax.set_xlabel("parties, ordered by their most frequent class")
@@ -233,6 +229,10 @@ def _labels(ax: Any, about: About, numbers: Array, counts: Array) -> None:
     if classes <= 12:
         ax.set_yticks(np.arange(classes))
     ax.set_ylabel("class")
+
+
+def _percent(value: float, _: object = None) -> str:
+    return f"{100 * value:.4g}\u2009%"
 
 
 def _blues() -> Any:
@@ -266,10 +266,14 @@ def _sorted(ax: Any, metric: str, look: Mapping[str, Any]) -> None:
     size = 14 if len(values) <= 60 else 5
     ax.scatter(x[:worst], values[:worst], s=size, color=VERMILION, linewidths=0, zorder=3)
     ax.scatter(x[worst:], values[worst:], s=size, color=BLUE, linewidths=0, zorder=3)
-    lines = ((".mean", "mean", BLUE, "-"), (".worst10", "worst 10 %", VERMILION, (0, (4, 2))), (".best", "best", GREEN, ":"))
+    lines = (
+        (".mean", "mean", BLUE, "-"),
+        (".worst10", "worst 10\u00a0%", VERMILION, (0, (4, 2))),
+        (".best", "best", GREEN, ":"),
+    )
     for key, label, colour, dash in lines:
         value = look[f"{metric}{key}"]
-        ax.axhline(value, color=colour, linestyle=dash, linewidth=1.0, label=f"{label} {score(value, metric)}")
+        ax.axhline(value, color=colour, linestyle=dash, linewidth=1.0, label=f"{label}: {score(value, metric)}")
     _frame(ax, metric, float(values.min()), float(values.max()))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("parties, worst to best")
@@ -281,7 +285,11 @@ def _evolution(ax: Any, metric: str, looks: Facts) -> None:
     lines = {
         name: np.asarray([f[f"{metric}.{name}"] for f in looks], np.float64) for name in ("best", "mean", "worst10")
     }
-    style = {"best": ("best", GREEN, ":"), "mean": ("mean", BLUE, "-"), "worst10": ("worst 10 %", VERMILION, (0, (4, 2)))}
+    style = {
+        "best": ("best", GREEN, ":"),
+        "mean": ("mean", BLUE, "-"),
+        "worst10": ("worst 10\u00a0%", VERMILION, (0, (4, 2))),
+    }
     some = np.unique(np.linspace(0, len(t) - 1, min(len(t), MOST)).astype(int))
     ax.fill_between(t[some], lines["worst10"][some], lines["best"][some], color=PALE, alpha=0.6, linewidth=0)
     for name, (label, colour, dash) in style.items():
@@ -329,7 +337,8 @@ def _time(ax: Any, facts: Facts) -> None:
         ax.set_ylim(0, limit / factor)
         first = int(cut[np.argmax(tops[cut])])
         said = f"cut off: {len(cut)} of {len(tops)} bars, up to {in_seconds(float(tops[first]))}"
-        ax.annotate(said, (0.99, 0.97), xycoords="axes fraction", ha="right", va="top", color=GREY)
+        ax.annotate(said, (0.99, 0.97), xycoords="axes fraction", ha="right", va="top", color=GREY,
+                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5})  # fmt: skip
     ax.set_ylabel(f"{unit} per round" + (f" (mean of {k})" if k > 1 else ""))
     ax.set_xlim(edges[0], edges[-1])
     _rounds_axis(ax)
@@ -365,9 +374,13 @@ def _party_axis(ax: Any, about: About, numbers: Array) -> None:
     names = [party(about, int(k)) for k in numbers]
     ax.set_xlim(-0.7, len(names) - 0.3)
     ax.set_xlabel("party")
-    if about.get("names") and len(names) <= 12 and all(n.isprintable() and max(map(ord, n), default=0) < 0x250 for n in names):
-        short = [n if len(n) <= 12 else f"{n[:11]}…" for n in names]
-        tilt = 30 if len(names) * max(map(len, short)) > 44 else 0
+    if (
+        about.get("names")
+        and len(names) <= 12
+        and all(n.isprintable() and max(map(ord, n), default=0) < 0x250 for n in names)
+    ):
+        short = [n if len(n) <= 10 else f"{n[:9].rstrip()}…" for n in names]
+        tilt = 25 if len(names) * max(map(len, short)) > 44 else 0
         ax.set_xticks(np.arange(len(names)), short, rotation=tilt, ha="right" if tilt else "center")
         ax.set_xlabel("" if tilt else "party")
     elif len(names) <= 10:
@@ -386,8 +399,10 @@ def _legend(ax: Any, columns: int = 4) -> None:
     """Put the legend between title and axes."""
     rows = -(-len(ax.get_legend_handles_labels()[0]) // columns)
     if rows:
-        ax.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, borderpad=0.2, borderaxespad=0.2,
-                  handlelength=1.8, handletextpad=0.5, columnspacing=1.1, labelspacing=0.25).set_in_layout(False)  # fmt: skip
+        legend = ax.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, borderpad=0.2,
+                           borderaxespad=0.2, handlelength=1.8, handletextpad=0.5, columnspacing=1.1,
+                           labelspacing=0.25)  # fmt: skip
+        legend.set_in_layout(False)
         ax.set_title(ax.get_title("left"), pad=8 + 12 * rows)
 
 
@@ -420,7 +435,8 @@ def draw(chosen: Sequence[Panel]) -> Any:
         if len(chosen) > 1:
             figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
         else:  # margins that suit every panel, so that panels side by side are aligned
-            figure.subplots_adjust(left=0.15, right=0.97, bottom=0.16, top=0.83)
+            top = 0.79 if chosen and chosen[0].group == "learning" else 0.84  # a legend of two lines, or of one
+            figure.subplots_adjust(left=0.155, right=0.97, bottom=0.16, top=top)
         grid = figure.add_gridspec(max(1, len(groups)), columns)
         for row, group in enumerate(groups):
             for column, panel in enumerate(group):

@@ -17,6 +17,7 @@ from atoll.report import figures as fig
 from atoll.report.figures import About, Facts, score
 from atoll.report.units import in_bytes, in_seconds
 
+DOING = {"compile": "compiling", "train": "training", "combine": "combining", "evaluate": "evaluation"}
 MANY = 20  # rows of a table before it is folded
 
 CSS = """
@@ -28,12 +29,13 @@ CSS = """
 body { margin: 0; background: var(--back); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 32px 20px 56px; }
-h1, p, dt, dd, li, td:first-child { overflow-wrap: anywhere; } td:first-child { min-width: 4em; max-width: 16em; }
+h1, p, dt, dd, li, td:first-child, .words td { overflow-wrap: anywhere; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.01em; }
 h2 { font-size: 1.15rem; margin: 2.4rem 0 .7rem; }
 .result { font-size: 1.15rem; margin: 0 0 .4rem; max-width: 52em; }
 .soft, figcaption, caption { color: var(--soft); font-size: .9rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(44%, 185px), 1fr)); gap: 12px; margin: 1.6rem 0 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(44%, 185px), 1fr)); gap: 12px;
+  margin: 1.6rem 0 0; }
 .tiles div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; }
 dt { color: var(--soft); font-size: .8rem; } dd { margin: 0; }
 dd.value { font-size: 1.4rem; font-weight: 600; line-height: 1.3; font-variant-numeric: tabular-nums; }
@@ -49,14 +51,15 @@ table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabu
 caption { text-align: left; padding: 0 0 .4rem; }
 th, td { text-align: right; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th:first-child, td:first-child { text-align: left; } thead th { font-weight: 600; border-bottom-width: 2px; }
-.words td { text-align: left; }
+td { white-space: nowrap; } td:first-child, .words td { white-space: normal; min-width: 7em; text-align: left; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; font-size: .85rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; color: var(--soft); margin: 0 0 .6rem; } ul { padding-left: 1.2em; margin: 0; }
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --back: #fff; --card: #fff; }
-  body { font-size: 10pt; } main { max-width: none; padding: 0; }
-  .plots { grid-template-columns: 1fr 1fr; border: 0; padding: 0; } .tiles { grid-template-columns: repeat(4, 1fr); }
+  body { font-size: 9pt; } html { font-size: 12px; } main { max-width: none; padding: 0; }
+  .plots { grid-template-columns: 1fr 1fr; border: 0; padding: 0; } .tiles { grid-template-columns: repeat(5, 1fr); }
+  th, td { padding-top: 2px; padding-bottom: 2px; }
   figure, .tiles div, tr { break-inside: avoid; } h2 { break-after: avoid; }
 }
 """
@@ -185,18 +188,18 @@ def tiles(about: About, facts: Facts) -> list[tuple[str, str, str]]:
     """Return the key figures: (what, value, more)."""
     found = []
     headline = _headline(facts)
-    if headline:
-        room, metric, t, v = headline
-        at, top = fig.best(t, v, metric)
-        word = fig.WORDS[metric] if room == "test" else f"own {fig.WORDS[metric]}"
-        label = f"Test {word}" if room == "test" else word.capitalize()
-        found.append((label, score(float(v[-1]), metric), f"best {score(top, metric)} in round {at:,}"))
+    room, name = (headline[0], "Test" if headline[0] == "test" else "Own") if headline else ("", "")
+    for metric in fig.measures(facts):
+        t, v = fig.points(facts, room, metric)
+        if len(t):
+            at, top = fig.best(t, v, metric)
+            more = f"best {score(top, metric)} in round {at:,}"
+            found.append((f"{name} {fig.WORDS[metric]}", score(float(v[-1]), metric), more))
     metric, looks = fig.spread(facts)
     if looks:
         last = looks[-1]
-        more = f"mean {score(last[f'{metric}.mean'], metric)}, best {score(last[f'{metric}.best'], metric)}"
-        word = "accuracy" if metric == "accuracy" else "squared error"
-        found.append((f"Own {word}, worst 10 %", score(last[f"{metric}.worst10"], metric), more))
+        more = f"own {metric}; mean {score(last[f'{metric}.mean'], metric)}"
+        found.append(("Worst 10\u00a0% of parties", score(last[f"{metric}.worst10"], metric), more))
     planned = about.get("job", {}).get("rounds")
     found.append(("Rounds", f"{_done(facts):,}", f"of {planned:,} planned" if planned else ""))
     parties = int(about.get("parties", 0))
@@ -238,7 +241,9 @@ def notes(about: About, facts: Facts) -> list[str]:
     empty = [f["round"] for f in facts if f["what"] == "empty"]
     if empty:
         said.append(f"{count(len(empty), 'round')} had nobody to ask, and left the model as it was: {_some(empty)}.")
-    said += [f"Round {f['round']:,}: a worker process died and was replaced: {f['died']}" for f in turns if f.get("died")]
+    said += [
+        f"Round {f['round']:,}: a worker process died and was replaced: {f['died']}" for f in turns if f.get("died")
+    ]
     said += [f"Everything ran in one process: {f.get('why', '')}" for f in facts if f["what"] == "in process"]
     said += [f"The run was resumed after round {f['round']:,}." for f in facts if f["what"] == "resume"]
     known = {"start", "look", "round", "end", "empty", "in process", "resume"}
@@ -273,26 +278,29 @@ def caption(group: str, about: About, facts: Facts) -> str:
         last = looks[-1]
         worst, mean = (score(last[f"{metric}.{k}"], metric) for k in ("worst10", "mean"))
         return (
-            f"How evenly the model serves the parties, on their own test data: in round {last['round']:,} the worst tenth "
-            f"of them has {fig.WORDS[metric]} {worst} on average, against {mean} over all (every party counts once)."
+            f"How evenly the model serves the parties, on their own test data: in round {last['round']:,} the worst "
+            f"tenth of them has {fig.WORDS[metric]} {worst} on average, against {mean} over all, each counted once."
         )
     if group == "traffic":
         up, down = (float(fig.rounds(facts, name)[1].sum()) for name in ("bytes_up", "bytes_down"))
-        return f"Traffic: {in_bytes(up)} went up from the parties and {in_bytes(down)} down to them, all parties together."
+        return (
+            f"Traffic: {in_bytes(up)} went up from the parties and {in_bytes(down)} down to them, all parties together."
+        )
     totals = {name: float(v.sum()) for name, v in fig.phases(facts)[1].items()}
     most = max(totals, key=lambda name: totals[name])
     share = 100 * totals[most] / max(sum(totals.values()), 1e-12)
     return (
-        f"Time: to {most} took most of it ({share:.0f} %); combine is what a round "
-        "spends on neither compiling nor training, and round 0 is the look at the untrained model."
+        f"Time: {share:.0f}\u00a0% of it went into {DOING[most]}; to combine is what a round does beside compiling and "
+        "training, and round 0 is the look at the untrained model."
     )
 
 
 def _held(about: About) -> str:
     sizes = about.get("sizes", {})
     parties = int(about.get("parties", 0))
-    span = f"{sizes['least']:,} to {sizes['most']:,} training samples each" if sizes else "their training samples"
-    said = f"Who holds what: {count(parties, 'party')} with {span}"
+    least, most = (int(sizes.get(k, 0)) for k in ("least", "most"))
+    span = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    said = f"Who holds what: {count(parties, 'party')} with {span} training samples{' each' if parties > 1 else ''}"
     _, counts = fig.shown(about)
     if counts.shape[1] > 1:
         held = float(np.median((counts > 0).sum(axis=1)))
@@ -321,7 +329,9 @@ def _pictures(about: About, facts: Facts) -> str:
     for k, group in enumerate(dict.fromkeys(p.group for p in panels)):
         plots = [svg(fig.draw([p]), f"{group}{i}", p.title) for i, p in enumerate(panels) if p.group == group]
         words = f"<b>Figure {k + 1}.</b> {escape(caption(group, about, facts))}"
-        shown.append(f"<figure>\n<div class='plots'>\n{_lines(plots)}\n</div>\n<figcaption>{words}</figcaption>\n</figure>")
+        shown.append(
+            f"<figure>\n<div class='plots'>\n{_lines(plots)}\n</div>\n<figcaption>{words}</figcaption>\n</figure>"
+        )
     return f"<h2>Figures</h2>\n{_lines(shown)}" if shown else ""
 
 
@@ -371,7 +381,9 @@ def _parties(about: About, facts: Facts) -> str:
     table = _held_table(about, numbers, counts)
     if len(counts) > MANY:
         total = int(about.get("parties", len(counts)))
-        some = f"{len(counts):,} of {total:,} parties, chosen evenly" if total > len(counts) else f"all {total:,} parties"
+        some = (
+            f"{len(counts):,} of {total:,} parties, chosen evenly" if total > len(counts) else f"all {total:,} parties"
+        )
         table = f"<details><summary>What each party holds ({some})</summary>\n{table}</details>"
     return f"<h2>Parties</h2>\n{summary}\n{table}"
 

@@ -30,8 +30,10 @@ class Clip:
 
     def _encode(self, x: Array, memory: Mapping[str, Array], about: About) -> tuple[Array, Mapping[str, Array]]:
         length = np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64))
-        scale = np.where(np.isfinite(length), np.minimum(1.0, self.norm / np.maximum(length, 1e-300)), 0.0)
-        # Rounding may leave a vector longer than the norm by one unit in the last place: stay below it.
-        scale = np.where(scale < 1.0, scale * (1 - 4 * np.finfo(x.dtype).eps), scale)
-        kept = np.where(np.isfinite(length)[:, None], x, 0) if not np.isfinite(length).all() else x
+        finite = np.isfinite(length)
+        # Rounding may leave a vector longer than the norm by a unit in the last place: aim a little below.
+        aim = self.norm * (1 - 4 * np.finfo(x.dtype).eps)
+        scale = np.where(length > aim, aim / np.maximum(length, aim), 1.0)
+        kept = x if finite.all() else np.where(finite[:, None], x, 0)
+        scale = np.where(finite, scale, 0.0)
         return (kept * scale[:, None].astype(x.dtype)), memory

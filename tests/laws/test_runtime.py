@@ -1,0 +1,110 @@
+"""The simulator obeys the law of runtimes; who is lost, late or offline is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atoll
+from atoll.core.effects import Ask, drive, keep, note
+from atoll.core.party import Handler, Samples
+from atoll.data.federated import Federated
+from atoll.journal import Journal
+from atoll.runtimes.simulate import Simulator
+from atoll.testing import Echo, Loopback, check_runtime
+
+
+@dataclass
+class Calm:
+    """A world in which everybody answers, the lower numbers first."""
+
+    gone: tuple[int, ...] = ()
+
+    def lost(self, who: Any, t: int) -> Any:
+        return np.isin(who, self.gone)
+
+    def latency(self, who: Any, t: int) -> Any:
+        return np.asarray(who, float)
+
+
+@pytest.fixture
+def made() -> Iterator[list[Simulator]]:
+    simulators: list[Simulator] = []
+    yield simulators
+    for simulator in simulators:
+        simulator.close()
+
+
+@pytest.mark.parametrize(("workers", "loop"), [(0, False), (0, True), (1, False), (3, False)])
+def test_simulator_is_a_runtime(workers: int, loop: bool, made: list[Simulator]) -> None:
+    def make(handlers: Mapping[str, Handler], samples: Samples) -> Simulator:
+        made.append(
+            Simulator(handlers, {"train": samples}, 0, world=Calm(), journal=Journal(), workers=workers, loop=loop)
+        )
+        return made[-1]
+
+    check_runtime(make)
+
+
+def test_loopback_is_a_runtime() -> None:
+    check_runtime(Loopback)
+
+
+def test_folds_have_the_same_bits_for_any_number_of_workers(made: list[Simulator]) -> None:
+    rows = np.random.default_rng(0).normal(size=(40, 1000)).astype(np.float32)
+    samples = atoll.data.Silos(np.zeros((40, 1)), np.zeros(40, np.int32), np.arange(41))
+    sums = []
+    for workers in (0, 1, 2, 5):
+        args: Any = {"world": Calm(), "journal": Journal(), "workers": workers}
+        made.append(Simulator({"contribute": Echo()}, {"train": samples}, 0, **args))
+        ask = Ask(np.arange(40), "contribute", {"rows": rows, "t": 0}, fold=("vector",))
+        sums.append(made[-1].ask(ask).sums["vector"].tobytes())
+    assert len(set(sums)) == 1
+
+
+def test_the_lost_are_absent_and_enough_is_enough(made: list[Simulator]) -> None:
+    samples = atoll.data.Silos(np.zeros((9, 1)), np.zeros(9, np.int32), np.arange(10))
+    made.append(Simulator({"contribute": Echo()}, {"train": samples}, 0, world=Calm((1, 5)), journal=Journal()))
+    replies = made[0].ask(Ask(np.arange(9), "contribute", {"rows": np.ones((9, 2)), "t": 0}, enough=4))
+    assert replies.parties.tolist() == [0, 2, 3, 4]
+    assert replies.facts["lost"] == 2
+
+
+def test_a_program_may_only_ask_keep_and_note() -> None:
+    async def program() -> int:
+        await note("hello", a=1)
+        await keep({"t": 0})
+        return 3
+
+    runtime = Loopback({}, atoll.data.Silos(np.zeros((1, 1)), np.zeros(1), np.arange(2)))
+    assert drive(program(), runtime) == 3
+    assert runtime.notes[0].facts == {"a": 1}
+    assert runtime.kept == [{"t": 0}]
+
+
+def test_over_selection_completes_rounds_despite_dropouts(digits: Federated) -> None:
+    """papers.md, target 16 (d): 130 % over-selection with 10 % drop-out completes at least 99 % of rounds."""
+    job = atoll.Job(
+        atoll.FedAvg(atoll.models.softmax(), batch=None), atoll.Over(atoll.Count(50), 1.3), rounds=200, every=200,
+        availability=atoll.Always(drop=0.1),
+    )  # fmt: skip
+    data = atoll.data.pooled(digits, 300, 2, seed=0)
+    rounds = [f for f in atoll.simulate(job, data).facts if f["what"] == "round"]
+    assert np.mean([f["answered"] >= 50 for f in rounds]) >= 0.99
+    assert all(f["asked"] == 65 for f in rounds)
+
+
+def test_offline_parties_are_not_asked(digits: Federated) -> None:
+    from atoll.core.method import History, Roster
+
+    online = atoll.Flaky(0.5).online(3, 1000, seed=1)
+    assert online is not None
+    assert 400 < len(online) < 600
+    for select in (atoll.All(), atoll.Uniform(0.1), atoll.Poisson(0.3), atoll.BySize(20), atoll.Over(atoll.Count(30))):
+        pick = select.pick(0, Roster(np.ones(1000), online), History(), 0)
+        assert np.isin(pick.cohort, online).all()
+        assert (np.diff(pick.cohort) > 0).all()

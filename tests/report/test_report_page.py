@@ -1,0 +1,190 @@
+"""The page: whole for every kind of run, self-contained, escaped, deterministic, and its numbers are the facts'."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from atoll.report.page import notes, page, result, tiles, wall, write
+from atoll.report.units import in_bytes, in_seconds
+
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Read a page: its text, its addresses, and whether every tag is closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.words, self.addresses, self.tags, self.ids = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [v for k, v in attrs if k in ("href", "src", "xlink:href", "action", "data", "srcset")]
+        self.ids += [v for k, v in attrs if k == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_every_kind_of_run_has_a_whole_self_contained_page(case):
+    _, about, facts = case
+    text = page(about, facts)
+    read = Reader(text)
+    assert not read.open
+    assert not {"script", "link", "iframe", "img"} & set(read.tags)
+    assert all(a.startswith(("#", "data:image/png;base64,")) for a in read.addresses)
+    assert len(read.ids) == len(set(read.ids))
+    assert {a[1:] for a in read.addresses if a[0] == "#"} <= set(read.ids)
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "@import" not in text
+    assert not re.findall(r"url\((?!#)", text)
+    assert text.count("<h1>") == 1
+    assert not {"nan", "None", "inf"} & set(re.findall(r"\w+", " ".join(read.words[2:])))
+
+
+def test_equal_facts_give_equal_bytes_whatever_the_users_style(tell):
+    import matplotlib
+
+    about, facts = tell()
+    first = page(about, facts)
+    with matplotlib.rc_context({"figure.facecolor": "black", "font.size": 20, "axes.grid": False}):
+        before = dict(matplotlib.rcParams)
+        assert page(about, facts) == first
+        assert dict(matplotlib.rcParams) == before
+
+
+def test_numbers_on_the_page_are_those_of_the_facts(run, tmp_path):
+    about, facts = run
+    text = " ".join(Reader(write(tmp_path / "a" / "report.html", about, facts).read_text(encoding="utf-8")).words)
+    text = text.replace("\u00a0", " ")
+    looks = [f for f in facts if f["what"] == "look" and f["room"] == "test"]
+    own = [f for f in facts if f["what"] == "look" and f["room"] == "own"][-1]
+    turns = [f for f in facts if f["what"] == "round"]
+    best = max(looks, key=lambda f: f["accuracy"])
+    said = [
+        f"FedAvg reached {100 * looks[-1]['accuracy']:.1f} % test accuracy after 4 rounds with 6 parties (3 a round)",
+        "it ended because all 4 rounds were done",
+        f"best {100 * best['accuracy']:.1f} % in round {best['round']}",
+        f"own accuracy; mean {100 * own['accuracy.mean']:.1f} %",
+        f"{100 * own['accuracy.worst10']:.1f} %",
+        "650",
+        in_bytes(sum(f["bytes_up"] for f in turns) + sum(f["bytes_down"] for f in turns)),
+        in_bytes(sum(f["bytes_up"] for f in turns) / sum(f["answered"] for f in turns)),
+        in_seconds(facts[-1]["time"]),
+        in_seconds(float(np.median([f["seconds"] for f in turns]))),
+        f"{sum(f.get('lost', 0) for f in turns)} of 12 answers were lost",
+        f"{about['sizes']['least']} to {about['sizes']['most']} training samples each",
+        'data = { use = "digits"',
+        "all parties were simulated on one machine",
+        about["environment"]["jax"],
+    ]
+    for words in said:
+        assert words in text
+
+
+def test_the_table_says_what_each_party_holds(run):
+    about, facts = run
+    table = page(about, facts).split("most frequent class")[1]
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>.*?</tr>", table)]
+    for k, held in enumerate(about["partition"]):
+        n, most = sum(held), max(held)
+        share = f"{100 * n / about['sizes']['all']:.1f} %"
+        assert rows[k] == [
+            str(k),
+            str(n),
+            share,
+            str(np.count_nonzero(held)),
+            f"{held.index(most)} ({100 * most / n:.0f} %)",
+        ]
+
+
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "$\\frac{$", "\ud800", ""]
+)
+def test_names_of_users_stay_words(name, tell, tmp_path):
+    about, facts = tell(parties=3, rounds=2, names=(name, "b" * 300, "医院"))
+    about["job"]["name"] = name
+    about["environment"]["atoll"] = name
+    facts[-1]["reason"] = name
+    facts.insert(1, {"what": "in process", "why": name, "time": 0.0})
+    facts.append({"what": name or "odd", "value": name})
+    text = write(tmp_path / "r.html", about, facts).read_text(encoding="utf-8")
+    read = Reader(text)
+    assert not {"script", "img"} & set(read.tags)
+    assert name.encode("utf-8", "replace").decode() in "".join(read.words)
+
+
+def test_the_sentence_at_the_top(tell):
+    about, facts = tell(kind="real", rounds=3, parties=2)
+    assert result(about, facts).startswith(
+        "FedAvg reached a test R² of 0.982 after 3 rounds with 2 parties (1 a round);"
+    )
+    about, facts = tell(rooms=("own",), parties=1, rounds=1, ended=False)
+    assert "on the parties' own test data after 1 round with 1 party; it has not ended" in result(about, facts)
+    about, facts = tell(rooms=(), rounds=3)
+    facts[-1]["reason"] = "3 s have passed (wall time 3 s)"
+    assert result(about, facts) == (
+        "FedAvg trained for 3 rounds with 20 parties (10 a round); it ended because 3 s have passed (wall time 3 s)."
+    )
+    about["job"]["method"]["server"] = {"use": "adam", "lr": 0.1}
+    assert result(about, facts).startswith("FedAdam ")
+
+
+def test_notes_say_what_went_wrong(tell):
+    about, facts = tell(rounds=6)
+    turns = [f for f in facts if f["what"] == "round"]
+    turns[1] |= {"lost": 3, "answered": 6}
+    turns[2]["died"] = "worker 1 (out of memory)"
+    at = facts.index(turns[3])
+    facts[at:at] = [{"what": "resume", "round": 3, "time": 0.01}, {"what": "empty", "round": 4, "time": 0.02}]
+    said = " ".join(notes(about, facts))
+    assert "3 of 60 answers were lost, in 1 round." in said
+    assert "1 of 60 answers were not waited for." in said
+    assert "Round 3: a worker process died and was replaced: worker 1 (out of memory)" in said
+    assert "resumed after round 3" in said
+    assert "1 round had nobody to ask" in said
+    assert said.endswith("The run ended after round 6: all 6 rounds done.")
+
+
+def test_the_clock_of_a_resumed_run_is_that_of_all_sittings():
+    facts = [{"what": "start", "time": 0.1}, {"what": "round", "time": 5.0}, {"what": "resume", "time": 0.2},
+             {"what": "end", "time": 2.0}]  # fmt: skip
+    assert wall(facts) == 7.0
+
+
+def test_numbers_that_are_not_finite_are_left_out(tell):
+    about, facts = tell(rounds=5)
+    for fact in [f for f in facts if f["what"] == "look"][-2:]:
+        fact["loss"] = float("nan")
+    said = {what: value for what, value, _ in tiles(about, facts)}
+    assert said["Test loss"] == f"{[f for f in facts if f.get('room') == 'test'][-2]['loss']:.3f}"
+    assert "nan" not in page(about, facts)
+
+
+def test_a_thousand_rounds_of_a_thousand_parties_stay_small(tell, tmp_path):
+    about, facts = tell(parties=1000, rounds=1000, classes=62)
+    assert write(tmp_path / "r.html", about, facts).stat().st_size < 1_500_000
+
+
+def test_a_report_that_cannot_be_written_leaves_what_was_there(tell, tmp_path):
+    about, facts = tell(rounds=0, rooms=())
+    path = write(tmp_path / "r.html", about, facts)
+    assert write(path, about, facts) == path
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").touch()
+    with pytest.raises(OSError, match="folder"):
+        write(tmp_path / "folder", about, facts)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["folder", "old", "r.html"]

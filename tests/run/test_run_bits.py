@@ -1,0 +1,107 @@
+"""The result of a run is a function of job, data and seed: the same bits whoever does the work."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from test_run_parts import digits, no_hang, script, small, wide  # noqa: F401
+
+from atoll.core.effects import Note
+from atoll.job import Job
+from atoll.methods import FedAvg, fedadam
+from atoll.models import mlp
+from atoll.run import simulate
+
+MANY = 100  # parties: three chunks of the vectorised model
+
+
+def narrow() -> Job:
+    return small(method=FedAvg(mlp((64,)), epochs=2), rounds=3)
+
+
+def large() -> Job:
+    return wide(rounds=3)
+
+
+CASES = {"narrow": (narrow, MANY), "large": (large, 20)}
+
+
+def digest(vector: Any) -> str:
+    return hashlib.sha256(np.asarray(vector).tobytes()).hexdigest()
+
+
+class Watch:
+    """A sink that looks who works."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def __call__(self, note: Note) -> None:
+        if note.what == "round":
+            self.seen.append([" ".join(psutil.Process(p.pid).cmdline()) for p in multiprocessing.active_children()])
+
+
+@pytest.fixture(scope="module")
+def bits() -> dict[str, str]:
+    return {name: digest(simulate(job(), digits(n), workers=0).vector) for name, (job, n) in CASES.items()}
+
+
+@pytest.mark.parametrize(("case", "workers"), [("narrow", 1), ("narrow", 3), ("large", 2), ("large", 3)])
+def test_spawned_workers_give_the_bits_of_none(case: str, workers: int, bits: dict[str, str]) -> None:
+    job, n = CASES[case]
+    watch = Watch()
+    run = simulate(job(), digits(n), workers=workers, sinks=(watch,))
+    assert all(len(seen) == workers and all("spawn_main" in c for c in seen) for seen in watch.seen)
+    assert digest(run.vector) == bits[case]
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(("case", "workers"), [("narrow", 2), ("large", 2)])
+def test_forked_workers_give_the_bits_of_none(case: str, workers: int, bits: dict[str, str], tmp_path: Path) -> None:
+    found = script(
+        f"""
+import json
+from test_run_bits import CASES, Watch, digest, digits, simulate
+job, n = CASES[{case!r}]
+watch = Watch()
+run = simulate(job(), digits(n), workers={workers}, sinks=(watch,))
+print(json.dumps({{"bits": digest(run.vector), "seen": watch.seen}}))
+""",
+        tmp_path,
+    )
+    assert all(len(seen) == workers and not any("spawn_main" in c for c in seen) for seen in found["seen"])
+    assert found["bits"] == bits[case]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_runs_of_a_seed_are_one_and_another_seed_is_another(case: str, bits: dict[str, str]) -> None:
+    job, n = CASES[case]
+    assert digest(simulate(job(), digits(n), 0, workers=0).vector) == bits[case]
+    assert digest(simulate(job(), digits(n), 1, workers=0).vector) != bits[case]
+
+
+def test_what_is_noted_does_not_depend_on_the_workers_either() -> None:
+    def plain(fact: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in fact.items() if k not in ("time", "seconds", "work", "compile")}
+
+    none, two = (simulate(large(), digits(), workers=w).facts for w in (0, 2))
+    assert list(map(plain, none)) == list(map(plain, two))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loop_agrees_with_the_fast_path(case: str) -> None:
+    job, n = CASES[case]
+    fast, loop = (simulate(job(), digits(n), loop=x, workers=0) for x in (False, True))
+    np.testing.assert_allclose(loop.vector, fast.vector, atol=1e-5)
+    assert loop.curve("test.accuracy")[1] == pytest.approx(fast.curve("test.accuracy")[1], abs=0.01)
+
+
+def test_a_server_optimiser_gives_the_same_bits_with_workers() -> None:
+    job = wide(method=fedadam(mlp((300,))), rounds=2)
+    assert np.array_equal(*(simulate(job, digits(), workers=w).vector for w in (0, 2)))
