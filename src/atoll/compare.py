@@ -54,16 +54,19 @@ class Comparison:
         who = f"{self.better_off} of {len(self.parties)} parties are better off on their own data"
         if gain_own >= 0.01:
             return (
-                f"Yes, federate: the shared model beats training alone by {_points(gain_all)} on everybody's data and by "
-                f"{_points(gain_own)} on a party's own{closed}; {who}."
+                f"Yes, federate: the shared model beats training alone by {_points(gain_all)} on everybody's data and "
+                f"by {_points(gain_own)} on a party's own{closed}; {who}."
             )
         if gain_all >= 0.01:
             return (
                 f"Only if parties must judge what they have not seen themselves: the shared model gains "
-                f"{_points(gain_all)} on everybody's data{closed}, but loses {_points(-gain_own)} on a party's own; "
+                f"{_points(gain_all)} on everybody's data{closed}, but {_change(gain_own)} on a party's own; "
                 f"{who}. Otherwise train alone, or personalise the shared model."
             )
-        return f"No: the shared model gains {_points(gain_all)} on everybody's data and {_points(gain_own)} on a party's own; {who}."
+        return (
+            f"No: the shared model {_change(gain_all)} on everybody's data and {_change(gain_own)} on a party's own; "
+            f"{who}."
+        )
 
     def figures(self) -> dict[str, Any]:
         """Return the table's numbers."""
@@ -89,6 +92,10 @@ class Comparison:
         return "\n".join([*rows, "", self.verdict]).replace("everybodys", "everybody's")
 
 
+def _change(x: float) -> str:
+    return f"gains only {_points(x)}" if x > 0 else f"loses {_points(-x)}"
+
+
 def _points(x: float) -> str:
     return f"{100 * x:.1f} points"
 
@@ -98,7 +105,9 @@ def _spread(scores: Array, name: str) -> dict[str, float]:
     return {name: float(scores.mean()), f"{name}.worst10": float(worst.mean()), f"{name}.best": float(scores.max())}
 
 
-def compare(job: Job, data: Federated, seed: int = 0, *, progress: Callable[[str], None] = lambda _: None) -> Comparison:
+def compare(
+    job: Job, data: Federated, seed: int = 0, *, progress: Callable[[str], None] = lambda _: None
+) -> Comparison:
     """Train alone, federated and pooled, each seeing every sample equally often; score all three on the same test."""
     if data.test is None:
         raise BadData("compare needs a central test set to score all three on: load data that has one, or hold one out")

@@ -44,6 +44,12 @@ def source(job: str) -> tuple[str, str]:
     raise BadJob(f"there is no job file '{job}' and no example of that name; {nearest(job, known)}")
 
 
+def load(job: str, overrides: Sequence[str] = ()) -> JobFile:
+    """Read a job file, or a job that comes with Atoll, with overrides applied."""
+    where, text = source(job)
+    return parse(text, where, overrides)
+
+
 def parse(text: str, where: str, overrides: Sequence[str] = ()) -> JobFile:
     """Read a job file's text, with `key=value` overrides applied."""
     try:
@@ -60,36 +66,45 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> JobFile:
 
 def from_table(said: Mapping[str, Any]) -> JobFile:
     """Make a job from what a file says."""
+    _check_keys(said)
+    parts: dict[str, Any] = {"method": build("method", said["method"])}
+    for key in ("select", "availability"):
+        if key in said:
+            parts[key] = build(key, said[key])
+    stages = _list("stages", said.get("stages", [{"use": "weigh"}]))
+    made = [build("stage", stage, f"stages.{i}") for i, stage in enumerate(stages)]
+    parts["channel"] = Channel(made, build("combine", said.get("combine", "sum")))
+    parts["stop"] = [build("stop", s, f"stop.{i}") for i, s in enumerate(_list("stop", said.get("stop", [])))]
+    plain = {key: said[key] for key in ("rounds", "every", "name") if key in said}
+    try:
+        job = Job(**parts, **plain)
+    except ValueError as error:
+        raise BadJob(str(error)) from None
+    data = {"use": said["data"]} if isinstance(said["data"], str) else dict(said["data"])
+    return JobFile(job, data, said.get("seed", 0))
+
+
+def _check_keys(said: Mapping[str, Any]) -> None:
     for key in said:
         if key not in KEYS:
             raise BadJob(f"{key}: no such key; {nearest(key, KEYS)}")
     for key in ("data", "method"):
         if key not in said:
             raise BadJob(f"'{key}' is missing: `atoll new NAME` writes a job file to start from")
-    parts: dict[str, Any] = {"method": build("method", said["method"])}
-    for key in ("select", "availability"):
-        if key in said:
-            parts[key] = build(key, said[key])
-    stages = said.get("stages", [{"use": "weigh"}])
-    channel = Channel(
-        [build("stage", s, f"stages.{i}") for i, s in enumerate(stages)], build("combine", said.get("combine", "sum"))
-    )
-    stops = said.get("stop", [])
-    if isinstance(stops, Mapping):
-        stops = [stops]
-    parts["stop"] = [build("stop", s, f"stop.{i}") for i, s in enumerate(stops)]
     for key, kind in (("rounds", int), ("every", int), ("name", str), ("seed", int)):
         if key in said and (not isinstance(said[key], kind) or isinstance(said[key], bool)):
             raise BadJob(f"{key} = {said[key]!r}: a {'whole number' if kind is int else 'text'} is needed")
-    plain = {key: said[key] for key in ("rounds", "every", "name") if key in said}
-    try:
-        job = Job(channel=channel, **parts, **plain)
-    except ValueError as error:
-        raise BadJob(str(error)) from None
     if not isinstance(said["data"], str | Mapping):
         raise BadJob('data: say which, as in data = { use = "digits", clients = 10 }')
-    data = {"use": said["data"]} if isinstance(said["data"], str) else dict(said["data"])
-    return JobFile(job, data, said.get("seed", 0))
+
+
+def _list(key: str, value: Any) -> list[Any]:
+    """Take one table for a list of one."""
+    if isinstance(value, Mapping | str):
+        return [value]
+    if not isinstance(value, list):
+        raise BadJob(f"{key} = {value!r}: a list of tables is needed, as in {key} = [{{ use = … }}]")
+    return value
 
 
 def to_table(job: Job, data: Mapping[str, Any], seed: int) -> dict[str, Any]:

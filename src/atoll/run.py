@@ -167,7 +167,7 @@ def describe(assembled: Assembled, data: Federated, seed: int) -> dict[str, Any]
     from atoll.jobfile import to_table
 
     job, wire = assembled.job, assembled.wire
-    counts = data.label_counts()
+    shown, counts = data.label_counts()
     sizes = data.train.sizes
     return {
         "job": to_table(job, data.recipe, seed),
@@ -177,8 +177,10 @@ def describe(assembled: Assembled, data: Federated, seed: int) -> dict[str, Any]
         "bytes_per_vector": wire.bytes,
         "kind": data.kind,
         "classes": data.classes,
-        "names": list(data.parties[:200]),
-        "sizes": {"least": int(sizes.min()), "mean": float(sizes.mean()), "most": int(sizes.max()), "all": int(sizes.sum())},
+        "names": [data.parties[k] for k in shown] if data.parties else [],
+        "sizes": {
+            "least": int(sizes.min()), "mean": float(sizes.mean()), "most": int(sizes.max()), "all": int(sizes.sum()),
+        },
         "partition": counts.tolist(),
         "environment": environment(),
     }

@@ -1,4 +1,4 @@
-"""Public checks: the laws that every part must obey, for Atoll's own parts and for yours. Each raises AssertionError."""
+"""Public checks: the laws that every part must obey, Atoll's own and yours. Each raises AssertionError."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ TOLERANCE = 1e-5
 def check_part(part: Any) -> None:
     """A part is a frozen record: it prints, compares, hashes, copies, and cannot be changed."""
     assert is_dataclass(part), f"{type(part).__name__} is no dataclass: parts are frozen dataclasses"
-    assert type(part).__dataclass_params__.frozen, f"{type(part).__name__} can be changed: freeze it"  # type: ignore[attr-defined]
+    frozen: bool = type(part).__dict__["__dataclass_params__"].frozen
+    assert frozen, f"{type(part).__name__} can be changed: freeze it"
     assert part == copy.deepcopy(part), f"{part!r} does not equal its copy"
     assert hash(part) == hash(copy.deepcopy(part)), f"{part!r} and its copy have different hashes"
     assert type(part).__name__ in repr(part), f"{part!r} does not print its name"
@@ -190,7 +191,8 @@ def check_method(method: Method, data: Federated, *, seed: int = 0, tolerance: f
     group = Group(me, data.train, me, seed, 0)
     vector, weight = method.task(share, group)
     rows = flatten(vector, method.schema)
-    assert rows.shape == (len(me), method.schema.size), f"the schema says {method.schema.size} numbers, task gave {rows.shape}"
+    size = method.schema.size
+    assert rows.shape == (len(me), size), f"the schema says {size} numbers, task gave {rows.shape}"
     assert np.asarray(weight).shape == (len(me),), "task gives a weight for each party"
     _equal(method.task(share, group).vector, vector, "task is not pure")
     for k in range(len(me)):

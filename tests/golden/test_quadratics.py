@@ -17,7 +17,8 @@ def losses(p: dict[str, object], x: object, y: object) -> object:
 
 @pytest.mark.parametrize(("steps", "published"), [(1, 0.81818), (5, 0.62138), (10, 0.42688), (50, 0.04001)])
 def test_fixed_points(steps: int, published: float) -> None:
-    data = atoll.data.federate([(np.array([[h, c]]), np.zeros(1, np.float32)) for h, c in zip(H, C, strict=True)], kind="real")
+    parts = [(np.array([[h, c]]), np.zeros(1, np.float32)) for h, c in zip(H, C, strict=True)]
+    data = atoll.data.federate(parts, kind="real")
     model = adapters.functions(lambda seed: {"w": np.zeros(())}, losses=losses)
     from dataclasses import replace
 

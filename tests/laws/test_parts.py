@@ -13,7 +13,8 @@ from atoll.data.federated import Federated
 from atoll.testing import check_combine, check_method, check_part, check_refusal, check_rule, check_stage
 
 SELECTS = [
-    atoll.All(), atoll.Uniform(0.3), atoll.Count(4), atoll.Poisson(0.2), atoll.BySize(3), atoll.Over(atoll.Count(4), 1.5),
+    atoll.All(), atoll.Uniform(0.3), atoll.Count(4), atoll.Poisson(0.2), atoll.BySize(3),
+    atoll.Over(atoll.Count(4), 1.5),
 ]  # fmt: skip
 
 

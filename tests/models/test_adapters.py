@@ -15,7 +15,7 @@ from flax import linen, nnx
 
 from atoll.core.party import Group
 from atoll.data.federated import Silos
-from atoll.models import Fit, Model, cnn, linear, mlp, optimiser, softmax
+from atoll.models import Fit, Model, cnn, linear, mlp, softmax
 from atoll.models.adapters import equinox, flax, functions, module
 
 SHAPE, OUTPUTS = (6,), 3
@@ -55,15 +55,11 @@ def equals_own(model: Model, order: list[str], turned: bool = False) -> None:
     ours, w = own()
     there = arranged(w, model, order, turned)
     g = group()
-    for how in (Fit(2, 5), Fit(1, 5, optimiser("adam"), prox=0.1)):
-        a, b = ours.fit(w, g, how, 0.1), model.fit(there, g, how, 0.1)
-        for k in range(len(g)):
-            np.testing.assert_allclose(arranged(a[k], model, order, turned), b[k], atol=1e-4)
-    np.testing.assert_allclose(ours.scores(w, g.samples.x), model.scores(there, g.samples.x), atol=1e-5)
+    a, b = ours.fit(w, g, Fit(2, 5), 0.1), model.fit(there, g, Fit(2, 5), 0.1)
+    for k in range(len(g)):
+        np.testing.assert_allclose(arranged(a[k], model, order, turned), b[k], atol=1e-4)
     np.testing.assert_allclose(ours.evaluate(w, g)["loss"], model.evaluate(there, g)["loss"], atol=1e-4)
     np.testing.assert_array_equal(ours.evaluate(w, g)["correct"], model.evaluate(there, g)["correct"])
-    for k, row in enumerate(ours.grad(w, g)):
-        np.testing.assert_allclose(arranged(row, model, order, turned), model.grad(there, g)[k], atol=1e-5)
     first = model.init(3)
     assert first.dtype == np.float32
     assert first.shape == (model.size,)
@@ -222,8 +218,8 @@ def test_convolutions_are_heavy_and_symbols_are_integers() -> None:
     assert not flax(Linen()).bind(SHAPE, OUTPUTS).net.heavy
     assert module(lambda: torch.nn.Conv2d(1, 1, 3)).net.heavy
     assert images.fit(images.init(0), group((16,)), Fit(1, 5), 0.1).shape == (3, images.size)
-    for model in (flax(Text(), ignore=4), module(TorchText, ignore=4)):
-        model = model.bind((7,), 5)
+    for unbound in (flax(Text(), ignore=4), module(TorchText, ignore=4)):
+        model = unbound.bind((7,), 5)
         assert model.fit(model.init(0), group((7,), 5, "text"), Fit(1, 5), 0.1).shape == (3, model.size)
 
 
@@ -264,7 +260,7 @@ class Counts(torch.nn.Module):  # type: ignore[misc]
     ids=["linen", "nnx", "equinox", "torch", "buffer"],
 )
 def test_batch_norm_is_refused(model: Model) -> None:
-    with pytest.raises(ValueError, match="beside its parameters.*use GroupNorm or LayerNorm"):
+    with pytest.raises(ValueError, match=r"beside its parameters.*use GroupNorm or LayerNorm"):
         _ = model.bind(SHAPE, OUTPUTS).size
 
 

@@ -65,7 +65,10 @@ def test_the_page_shows_something_in_light_and_dark(run, tmp_path):
 
     path = write(tmp_path / "r.html", *run)
     seen = []
-    for name, option in (("light", "--force-light-mode"), ("dark", "--blink-settings=preferredColorScheme=0")):
+    for name, option in (
+        ("light", "--blink-settings=preferredColorScheme=1"),
+        ("dark", "--blink-settings=preferredColorScheme=0"),
+    ):
         shot = tmp_path / f"{name}.png"
         browse(option, "--window-size=1280,1600", f"--screenshot={shot}", path.as_uri(), profile=tmp_path / "p")
         image = imread(shot)[..., :3]

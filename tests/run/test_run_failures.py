@@ -163,7 +163,7 @@ def test_mapped_samples_reach_spawned_workers_unchanged(tmp_path: Path) -> None:
     np.concatenate([np.full((pad, *x.shape[1:]), 9, x.dtype), x]).tofile(file)
     mapped = np.memmap(file, x.dtype, "r", shape=(len(x) + pad, *x.shape[1:]))[pad:]
     train = Silos(mapped, data.train.y, data.train.offsets, data.train.index)
-    view = Federated(train, data.kind, data.classes, test=data.test)
+    view = Federated(train, data.test, kind=data.kind, classes=data.classes)
     one, two = (simulate(wide(rounds=2), view, workers=w).vector for w in (0, 2))
     assert np.array_equal(one, two)
 

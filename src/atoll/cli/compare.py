@@ -11,9 +11,9 @@ def compare_job(job: str, overrides: list[str], out: Path | None) -> None:
     """Print the comparison of a job file, and write its figures."""
     from atoll.compare import compare
     from atoll.data import build
-    from atoll.jobfile import parse, source
+    from atoll.jobfile import load
 
-    said = parse(*reversed(source(job)), overrides)
+    said = load(job, overrides)
     tty = sys.stderr.isatty()
 
     def progress(words: str) -> None:

@@ -11,7 +11,8 @@ def list_all(kind: str | None) -> None:
     from atoll.data import SCHEMES, names
     from atoll.jobfile import examples
 
-    extra = {"data": names, "split": lambda: {n: (s.__doc__ or "").split("\n")[0] for n, s in SCHEMES.items()}}
+    splits = {name: (scheme.__doc__ or "").split("\n")[0] for name, scheme in SCHEMES.items()}
+    extra = {"data": names(), "split": splits}
     known = [*PARTS, *extra, "example"]
     if kind is not None and kind not in known:
         raise BadJob(f"there is no kind '{kind}'; {nearest(kind, known)}")
@@ -22,7 +23,7 @@ def list_all(kind: str | None) -> None:
             for name, purpose in examples().items():
                 write(f"  {name:<14} {purpose}\n")
         elif k in extra:
-            for name, purpose in extra[k]().items():
+            for name, purpose in extra[k].items():
                 write(f"  {name:<14} {purpose}\n")
         else:
             for name, purpose, shown in entries(k):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.effects import Note
-from atoll.jobfile import JobFile, from_table, parse, source
+from atoll.jobfile import JobFile, from_table, load
 
 
 def run_job(
@@ -20,7 +20,7 @@ def run_job(
     from atoll.journal.write import Unwritable
     from atoll.run import Run, simulate
 
-    said = _resumed(resume, overrides) if resume else parse(*reversed(source(job)), overrides)
+    said = _resumed(resume, overrides) if resume else load(job, overrides)
     _writable(out if resume is None else resume, Unwritable)
     data = build(said.data, said.seed)
     progress = Progress(said.job.rounds)
@@ -106,7 +106,8 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+            words = TextColumn("{task.description}")
+            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), words)
             self._live = Bar(*columns, console=Console(file=self._stream))
             self._task = self._live.add_task("", total=self._rounds, completed=done)
             self._live.start()

@@ -237,8 +237,8 @@ async def _look(plan: Plan, state: State, history: History) -> tuple[State, Hist
         replies = await ask(who, f"judge.{room}", {"share": share, "t": history.t})
         metrics, spread = summarise(replies)
         seen |= {f"{room}.{name}": value for name, value in metrics.items()}
-        seconds = replies.facts.get("seconds", 0.0)
-        await note("look", round=history.t, room=room, **metrics, **spread, seconds=seconds)
+        spent = {name: replies.facts.get(name, 0.0) for name in ("seconds", "compile")}
+        await note("look", round=history.t, room=room, **metrics, **spread, **spent)
     curves = {m: (*history.curves.get(m, ()), (history.t, v)) for m, v in seen.items()}
     return state, replace(history, curves={**history.curves, **curves})
 

@@ -73,13 +73,13 @@ class Federated:
         """Return the name of party k (a number where the data gives none)."""
         return self.parties[k] if self.parties else str(k)
 
-    def label_counts(self, most: int = 200) -> Array:
-        """Count labels: (parties, classes) of at most this many evenly chosen parties, for the partition picture."""
+    def label_counts(self, most: int = 200) -> tuple[Array, Array]:
+        """Choose at most this many parties evenly; return them and their label counts, (parties, classes)."""
         chosen = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int))
         if self.kind != "classes":
-            return self.train.sizes[chosen][:, None]
+            return chosen, self.train.sizes[chosen][:, None]
         counts = [np.bincount(np.ravel(self.train[int(k)][1]), minlength=self.classes) for k in chosen]
-        return np.stack(counts)
+        return chosen, np.stack(counts)
 
     def save(self, folder: str | Path) -> Path:
         """Write the arrays so that `Federated.open` can map them instead of loading them."""

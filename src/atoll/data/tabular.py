@@ -60,7 +60,8 @@ def digits(*, holdout: float = 0.2) -> Table:
     """Handwritten digits, 8×8, 1,797: in the package, no download."""
     # The file is read where scikit-learn keeps it: importing scikit-learn would take longer than the whole first round.
     package = find_spec("sklearn")
-    assert package and package.submodule_search_locations
+    assert package
+    assert package.submodule_search_locations
     path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     rows = np.loadtxt(path, np.float32, delimiter=",")
     x, y = rows[:, :-1] / np.float32(16), rows[:, -1].astype(np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -65,9 +66,8 @@ def _text(tag: str, job: Mapping[str, Any]) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
 
-    from atoll.jobfile import dumps
-
-    words = "".join(f"    {line}\n" for line in dumps(job).splitlines())  # indented: Markdown for "as it is"
+    text = json.dumps(job, indent=1)
+    words = "".join(f"    {line}\n" for line in text.splitlines())  # indented: Markdown for "as it is"
     tensor = TensorProto(dtype="DT_STRING", string_val=[words.encode()])
     plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
     return Summary.Value(tag=tag, tensor=tensor, metadata=plugin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ def _jax() -> Any:
     flag = "--xla_cpu_multi_thread_eigen=false"
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    began = time.perf_counter()
     import jax
 
+    spend("compile", time.perf_counter() - began)  # starting the backend is paid once, like compiling
     jax.monitoring.register_event_duration_secs_listener(_compiling)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll" / "xla"
     if jax.config.jax_compilation_cache_dir is None:

@@ -27,7 +27,7 @@ def apply(net: Net, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     return x
 
 
-def _layer(layer: Layer, p: dict[str, Tensor], x: Tensor, out: tuple[int, ...]) -> Tensor:
+def _layer(layer: Layer, p: dict[str, Tensor], x: Tensor, out: tuple[int, ...]) -> Tensor:  # noqa: PLR0911 - one a layer
     match layer:
         case Image() | Flatten():
             return x.reshape(len(x), *out)

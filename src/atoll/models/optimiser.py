@@ -55,5 +55,5 @@ def _parameters(thing: object) -> list[str]:
 
 
 def optimiser(name: str = "sgd", **options: Any) -> Optimiser:
-    """Write an optimiser the short way: optimiser("adam", b1=0.9)."""
+    """Make an optimiser from a name and its options, as in `optimiser("adam", b1=0.9)`."""
     return Optimiser(name, tuple(sorted(options.items())))

@@ -51,7 +51,8 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     per_party = rounds * cohort / len(data)
     lines = [
         f"a party sends {in_bytes(up)} and receives {in_bytes(down)} in a round it takes part in",
-        f"a round moves {in_bytes((up + down) * cohort)}, the whole job at most {in_bytes((up + down) * cohort * rounds)}",
+        f"a round moves {in_bytes((up + down) * cohort)}, "
+        f"the whole job at most {in_bytes((up + down) * cohort * rounds)}",
         f"a party takes part about {per_party:,.1f} times: {in_bytes((up + down) * per_party)}",
     ]
     if isinstance(a.job.channel.combine, Each):

@@ -92,10 +92,13 @@ def phases(facts: Facts) -> tuple[Array, dict[str, Array]]:
     for fact in facts:
         if fact["what"] == "round":
             k, work, compiled = at[fact["round"]], fact.get("work", 0.0), fact.get("compile", 0.0)
-            spent["train"][k], spent["compile"][k] = work, compiled
+            spent["train"][k] = work
+            spent["compile"][k] += compiled
             spent["combine"][k] = max(0.0, fact.get("seconds", 0.0) - work - compiled)
         elif fact["what"] == "look":
-            spent["evaluate"][at[fact["round"]]] += fact.get("seconds", 0.0)
+            k, compiled = at[fact["round"]], fact.get("compile", 0.0)
+            spent["compile"][k] += compiled
+            spent["evaluate"][k] += max(0.0, fact.get("seconds", 0.0) - compiled)
     return t, spent
 
 

@@ -55,6 +55,9 @@ td { white-space: nowrap; } td:first-child, .words td { white-space: normal; min
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; font-size: .85rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; color: var(--soft); margin: 0 0 .6rem; } ul { padding-left: 1.2em; margin: 0; }
+@media (max-width: 480px) {
+  table { font-size: .8rem; } th, td { padding-right: 8px; } td:first-child { min-width: 5.2em; }
+}
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --back: #fff; --card: #fff; }
   body { font-size: 9pt; } html { font-size: 12px; } main { max-width: none; padding: 0; }
@@ -216,7 +219,7 @@ def _costs(facts: Facts) -> list[tuple[str, str, str]]:
     total = {name: sum(f.get(name, 0) for f in turns) for name in ("bytes_up", "bytes_down", "asked", "answered")}
     up, down = total["bytes_up"] / max(total["answered"], 1), total["bytes_down"] / max(total["asked"], 1)
     both = f"{in_bytes(total['bytes_up'])} up, {in_bytes(total['bytes_down'])} down"
-    compiled = sum(f.get("compile", 0.0) for f in turns)
+    compiled = sum(f.get("compile", 0.0) for f in facts)
     median = float(np.median([f.get("seconds", 0.0) for f in turns]))
     return [
         ("Per party and round", in_bytes(up), f"up, and {in_bytes(down)} down"),

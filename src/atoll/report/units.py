@@ -5,16 +5,16 @@ from __future__ import annotations
 
 def in_bytes(n: float) -> str:
     """Write a number of bytes: 19.2 kB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if n < 1000 or unit == "TB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
-        n /= 1000
-    raise AssertionError
+    units = ("B", "kB", "MB", "GB", "TB")
+    step = 0
+    while n >= 999.5 and step < len(units) - 1:  # 999.5 would already be written as 1000
+        n, step = n / 1000, step + 1
+    return f"{n:.0f} {units[step]}" if step == 0 else f"{n:.3g} {units[step]}"
 
 
 def in_seconds(s: float) -> str:
     """Write a time: 840 ms, 3.2 s, 12 min."""
-    if s < 1:
+    if s < 0.9995:
         return f"{s * 1000:.3g} ms"
     if s < 120:
         return f"{s:.3g} s"

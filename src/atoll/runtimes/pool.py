@@ -98,8 +98,8 @@ class Pool:
                 free[h].append(slot)
                 turn += 1
                 continue
-            for c, h, answer in self._listen():
-                if c is None:  # the process died: another one does its chunks
+            for done, h, answer in self._listen():
+                if done is None:  # the process died: another one does its chunks
                     self._replace(h, [chunks[i] for i in queued[h]], tries, queued[h])
                     lost = [i for i, place in where.items() if place[0] == h]
                     for i in lost:
@@ -107,8 +107,8 @@ class Pool:
                     todo += sorted(lost, reverse=True)
                     queued[h], free[h] = [], list(range(SLOTS))
                     continue
-                queued[h].remove(c)
-                where[c] = (where[c][0], where[c][1], answer)
+                queued[h].remove(done)
+                where[done] = (*where[done][:2], answer)
 
     def _listen(self) -> Iterator[tuple[int | None, int, Answer | None]]:
         lines = {hand.line: h for h, hand in enumerate(self._hands)}

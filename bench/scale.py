@@ -1,0 +1,130 @@
+"""Cross-device scale: populations of 1K to 1M parties, cohorts of 1,000 and 10,000; a thousand parties × the CNN.
+
+    python bench/scale.py [population] [folding]
+
+Each case runs in a process of its own. Memory is the peak of private (anonymous and shared, not file-backed) resident
+memory over the main process and its workers: pages of a mapped data file belong to the system's cache.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def private(pid: int) -> float:
+    """MB of private and shared memory of a process and its children."""
+    total = 0
+    for one in [pid, *children(pid)]:
+        try:
+            for line in Path(f"/proc/{one}/status").read_text().splitlines():
+                if line.startswith(("RssAnon", "RssShmem")):
+                    total += int(line.split()[1])
+        except OSError:
+            continue
+    return total / 1024
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+class Peak:
+    """The highest memory seen while it watches."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.most, self._stop = pid, 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.05):
+            self.most = max(self.most, private(self.pid))
+
+    def __enter__(self) -> "Peak":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def case(kind: str, folder: str, cohort: int, rounds: int) -> None:
+    """In the child: run one case and print its rounds."""
+    import atoll
+
+    if kind == "population":
+        data = atoll.data.Federated.open(folder)
+        model, batch = atoll.models.softmax(), 10
+    else:
+        mnist = atoll.data.load("mnist") if kind == "folding" else None
+        assert mnist is not None
+        data = atoll.data.pooled(mnist.split(100, seed=0), 2000, 10, seed=0)
+        model, batch = atoll.models.cnn(), 10
+    job = atoll.Job(atoll.FedAvg(model, 1, batch, 0.1), atoll.Count(cohort), rounds=rounds, every=rounds)
+    ends: list[float] = []
+    run = atoll.simulate(job, data, sinks=(lambda note: ends.append(time.time()) if note.what == "round" else None,))
+    accuracy = run.curve("test.accuracy")[1][-1]
+    print(json.dumps({"rounds": np.diff(ends).tolist(), "accuracy": accuracy}))
+
+
+def measured(kind: str, folder: str, cohort: int, rounds: int) -> tuple[float, float, float]:
+    command = [sys.executable, __file__, "--case", kind, folder, str(cohort), str(rounds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Peak(process.pid) as peak:
+        out = process.communicate()[0]
+    record = json.loads(out.strip().splitlines()[-1])
+    return float(np.median(record["rounds"])), peak.most, record["accuracy"]
+
+
+def population() -> None:
+    import atoll
+
+    print("| parties | cohort | s / round | parties / s | peak memory, MB | accuracy |\n|---|---|---|---|---|---|")
+    first: tuple[float, float] | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        for parties in (1_000, 10_000, 100_000, 1_000_000):
+            where = str(Path(folder, str(parties)))
+            atoll.data.synthetic(parties, samples=20, spread=0.3, alpha=0.5, beta=0.5, folder=where)
+            for cohort in (1000, 10_000) if parties > 1000 else (1000,):
+                seconds, memory, accuracy = measured("population", where, cohort, 40 if cohort == 1000 else 12)
+                speed = f"{seconds:.4f} | {cohort / seconds:,.0f}"
+                print(f"| {parties:,} | {cohort:,} | {speed} | {memory:.0f} | {accuracy:.3f} |", flush=True)
+                if cohort == 1000 and first is None:
+                    first = seconds, memory
+                if cohort == 1000 and parties == 1_000_000 and first:
+                    print(
+                        f"1M against 1K: time {seconds / first[0]:.2f}× (asked ≤ 1.2×), "
+                        f"memory {memory / first[1]:.2f}× (asked ≤ 1.2×), {memory / 1000:.2f} GB (asked < 3 GB)"
+                    )
+            shutil.rmtree(where)
+
+
+def folding() -> None:
+    seconds, memory, _ = measured("folding", "-", 1000, 2)
+    what = "1,000 parties × the CNN (1,663,370 parameters)"
+    print(f"{what}: {seconds:.1f} s a round, peak {memory / 1000:.2f} GB (asked < 3 GB)")
+
+
+def main() -> None:
+    if "--case" in sys.argv:
+        kind, folder, cohort, rounds = sys.argv[2:]
+        case(kind, folder, int(cohort), int(rounds))
+        return
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", nargs="*", default=["population", "folding"])
+    for what in parser.parse_args().what:
+        {"population": population, "folding": folding}[what]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""How long a person waits: imports, help, the first finished round, the whole default job; cold and warm compile cache.
+
+    python bench/startup.py [--repeat 3]
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ATOLL = [sys.executable, "-c", "from atoll.cli import main; main()"]
+
+
+def timed(command: list[str], until: str | None = None, **environment: str) -> float:
+    """Seconds until the process ends, or until a line of its output starts with `until`."""
+    began = time.perf_counter()
+    env = {**os.environ, **environment}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if until and line.startswith(until):
+                took = time.perf_counter() - began
+                process.kill()
+                return took
+    if process.returncode:
+        raise SystemExit(f"{command} ended with {process.returncode}")
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeat", type=int, default=3)
+    repeat = parser.parse_args().repeat
+    rows = []
+
+    def row(what: str, asked: float, measure: object) -> None:
+        times = [measure() for _ in range(repeat)]  # type: ignore[operator]
+        rows.append((what, statistics.median(times), asked))
+        print(f"| {what} | {statistics.median(times):.2f} s | {asked:g} s |", flush=True)
+
+    print("| what | median | asked: at most |\n|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        out, warm = str(Path(folder, "runs")), str(Path(folder, "warm"))
+        run = [*ATOLL, "run", "--out", out]
+        first = [*run, "--rounds", "1"]
+        number = iter(range(1000))
+        cold = lambda: {"XDG_CACHE_HOME": str(Path(folder, f"cold{next(number)}"))}  # noqa: E731
+        row("import atoll", 0.3, lambda: timed([sys.executable, "-c", "import atoll"]))
+        row("atoll --help", 0.3, lambda: timed([*ATOLL, "--help"]))
+        row("atoll run to its first finished round, cold cache", 8.0, lambda: timed(first, "round 1/", **cold()))
+        timed(first, XDG_CACHE_HOME=warm)
+        row("the same, warm cache", 3.0, lambda: timed(first, "round 1/", XDG_CACHE_HOME=warm))
+        row("atoll run (default job) to its end, cold cache", 45.0, lambda: timed(run, **cold()))
+
+
+if __name__ == "__main__":
+    main()
