@@ -14,7 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "rivals"))
 
-BORN = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + float(Path("/proc/self/stat").read_text().split()[21]) / os.sysconf("SC_CLK_TCK")  # noqa: E501
+BORN = (
+    time.time()
+    - time.clock_gettime(time.CLOCK_MONOTONIC)
+    + float(Path("/proc/self/stat").read_text().split()[21]) / os.sysconf("SC_CLK_TCK")
+)  # noqa: E501
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """How long a person waits: imports, help, the first finished round, the whole default job; cold and warm compile cache.
 
-    python bench/startup.py [--repeat 3]
+python bench/startup.py [--repeat 3]
 """
 
 import argparse

@@ -179,7 +179,10 @@ def describe(assembled: Assembled, data: Federated, seed: int) -> dict[str, Any]
         "classes": data.classes,
         "names": [data.parties[k] for k in shown] if data.parties else [],
         "sizes": {
-            "least": int(sizes.min()), "mean": float(sizes.mean()), "most": int(sizes.max()), "all": int(sizes.sum()),
+            "least": int(sizes.min()),
+            "mean": float(sizes.mean()),
+            "most": int(sizes.max()),
+            "all": int(sizes.sum()),
         },
         "partition": counts.tolist(),
         "environment": environment(),

@@ -46,9 +46,11 @@ class Patience:
             if sign * value > best + self.least:
                 best, when = sign * value, t
         waited = history.t - when
-        return f"{self.metric} has not improved for {waited} rounds (patience {self.rounds})" if (
-            curve and waited >= self.rounds
-        ) else None
+        return (
+            f"{self.metric} has not improved for {waited} rounds (patience {self.rounds})"
+            if (curve and waited >= self.rounds)
+            else None
+        )
 
 
 @dataclass(frozen=True)

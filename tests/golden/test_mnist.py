@@ -14,7 +14,9 @@ def rounds_to(target: float, method: object, by: str) -> float:
     stop = [atoll.Target("test.accuracy", target)]
     run = atoll.simulate(atoll.Job(method, atoll.Uniform(0.1), rounds=400, stop=stop), data)  # type: ignore[arg-type]
     rounds, values = run.curve("test.accuracy")
-    for (t0, v0), (t1, v1) in zip(zip(rounds, values, strict=True), zip(rounds[1:], values[1:], strict=True), strict=False):
+    for (t0, v0), (t1, v1) in zip(
+        zip(rounds, values, strict=True), zip(rounds[1:], values[1:], strict=True), strict=False
+    ):
         if v1 >= target:
             return t0 + (t1 - t0) * (target - v0) / (v1 - v0)
     return float("inf")

@@ -95,5 +95,3 @@ def fedyogi(
 def fedadagrad(model: Model, *, server_lr: float = 0.1, eps: float = 1e-3, **settings: Any) -> FedAvg:
     """FedAvg with Adagrad on the server (Reddi et al. 2021; eps is their τ)."""
     return _with(Server(optimiser("adagrad", eps=eps, initial_accumulator_value=0.0), server_lr), model, settings)
-
-

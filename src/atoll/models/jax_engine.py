@@ -115,29 +115,30 @@ def _row(linear: Array | None, k: int) -> Array | None:
 
 def _slices(x: Array) -> list[tuple[Array, int]]:
     """Cut rows into pieces of one size (the last padded), so that one shape is compiled."""
-    size = min(SLICE, round_up(len(x)))
+    size = min(SLICE, round_up(max(len(x), 1)))
     pieces = []
-    for a in range(0, len(x), size):
+    for a in range(0, max(len(x), 1), size):
         piece = x[a : a + size]
         n = len(piece)
         if n < size:
-            piece = np.concatenate([piece, np.repeat(piece[:1], size - n, 0)])
+            piece = np.concatenate([piece, np.zeros((size - n, *x.shape[1:]), x.dtype)])
         pieces.append((piece, n))
     return pieces
 
 
 # --- pools: the samples as JAX sees them ------------------------------------------------------------------------------
 
-_pools: dict[int, tuple[Array, Tensor]] = {}
+_pools: dict[tuple[int, bool], tuple[Array, Tensor]] = {}
 
 
 def _pool(x: Array) -> Tensor:
     """Hand an array in memory to JAX once, without a copy where it is aligned."""
-    if id(x) not in _pools:
+    key = (id(x), bool(_jax().config.jax_enable_x64))
+    if key not in _pools:
         if len(_pools) > 8:
             _pools.clear()
-        _pools[id(x)] = (x, _jax().numpy.asarray(x))
-    return _pools[id(x)][1]
+        _pools[key] = (x, _jax().numpy.asarray(x))
+    return _pools[key][1]
 
 
 def _padded(group: Group, plan: Batches, *, keep_steps: bool = False) -> tuple[Tensor, Tensor, Array, Array]:
@@ -191,7 +192,7 @@ def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tup
     right = scores.argmax(-1) == y
     if y.ndim == 1:
         return loss, right, jnp.ones_like(loss)
-    counts = (y != net.ignore).astype(loss.dtype)
+    counts = jnp.ones_like(loss) if net.ignore is None else (y != net.ignore).astype(loss.dtype)
     inner = tuple(range(1, y.ndim))
     return (loss * counts).sum(inner), (right * counts).sum(inner), counts.sum(inner)
 
@@ -260,9 +261,7 @@ def _compiled_one(model: Model, how: Fit, tilted: bool, full: bool) -> Callable[
     return jax.jit(run)
 
 
-def _fit_one(
-    model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
-) -> Array:
+def _fit_one(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None) -> Array:
     full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
     x, y, rows, count = _padded(group, plan)
     kernel = _compiled_one(model, how, linear is not None, full)
@@ -290,9 +289,7 @@ def _compiled_steps(model: Model, how: Fit, tilted: bool, full: bool) -> tuple[C
     return jax.jit(start), jax.jit(one, donate_argnums=(0, 1)), jax.jit(partial(_join, schema))
 
 
-def _fit_steps(
-    model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
-) -> Array:
+def _fit_steps(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None) -> Array:
     full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
     x, y, rows, count = _padded(group, plan)
     start, step, join = _compiled_steps(model, how, linear is not None, full)
@@ -324,9 +321,7 @@ def _compiled_many(model: Model, how: Fit, tilt: int | str | None, full: bool) -
     return jax.jit(jax.vmap(one, in_axes=(None, None, None, 0, 0, None, 0 if tilt == 0 else None)))
 
 
-def _fit_many(
-    model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None
-) -> Array:
+def _fit_many(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None) -> Array:
     k = len(plan.steps)
     width = min(JaxEngine().width(model), round_up(k))
     if k > width:

@@ -37,6 +37,7 @@ def _layer(layer: Layer, p: dict[str, Tensor], x: Tensor, out: tuple[int, ...]) 
             return jax.nn.relu(x)
         case Conv(padding=padding):
             numbers = ("NHWC", "HWIO", "NHWC")
+            x = x.astype(p["w"].dtype)  # images may come as bytes
             return lax.conv_general_dilated(x, p["w"], (1, 1), padding.upper(), dimension_numbers=numbers) + p["b"]
         case Pool():
             return pool(x)

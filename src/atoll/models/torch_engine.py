@@ -63,7 +63,7 @@ class TorchEngine:
     def scores(self, model: Model, w: Array, x: Array) -> Array:
         with _torch().inference_mode():
             run = _forward(model, _views(model, w), training=False)
-            parts = [run(_inputs(model, x[a : a + SLICE])) for a in range(0, len(x), SLICE)]
+            parts = [run(_inputs(model, x[a : a + SLICE])) for a in range(0, max(len(x), 1), SLICE)]
             return np.concatenate([part.numpy() for part in parts])
 
     def losses(self, model: Model, w: Array, x: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -71,7 +71,7 @@ class TorchEngine:
         parts = []
         with _torch().inference_mode():
             run = _forward(model, _views(model, w), training=False)
-            for a in range(0, len(x), SLICE):
+            for a in range(0, max(len(x), 1), SLICE):
                 scores = run(_inputs(model, x[a : a + SLICE]))
                 leaves = _row_losses(model, scores, _labels(model, y[a : a + SLICE]))
                 parts.append([leaf.numpy().astype(np.float64) for leaf in leaves])

@@ -255,8 +255,6 @@ def _lend(worker: Worker) -> _Lent:
     return _Lent(worker.handlers, rooms, worker.seed)
 
 
-
-
 def _reference(array: Array | None) -> Any:
     if array is None:
         return None

@@ -1,0 +1,106 @@
+"""What `atoll` says before it does anything: help, lists, and what is imported to say it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import atoll as package
+from atoll.catalogue import PARTS
+from atoll.data import SCHEMES, names
+from atoll.jobfile import examples
+
+ATOLL = (sys.executable, "-c", "from atoll.cli import main; main()")
+HEAVY = ("jax", "torch", "optax", "sklearn", "matplotlib")
+
+
+def atoll(cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ATOLL, *args], cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+
+
+def fine(cwd: Path, *args: str) -> str:
+    """Run `atoll` and return what it printed."""
+    done = atoll(cwd, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(cwd: Path, *args: str) -> str:
+    """Run `atoll`, which must end with exit code 2 and one sentence; return the sentence."""
+    done = atoll(cwd, *args)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 2, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("atoll: ")]
+    return said
+
+
+def modules(code: str, wanted: tuple[str, ...]) -> list[str]:
+    """Say which of these are imported after some code has run in a new interpreter."""
+    tail = f"import json, sys\nprint(json.dumps([m for m in {wanted!r} if m in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{tail}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_list_shows_every_part_with_its_purpose(tmp_path: Path) -> None:
+    shown = fine(tmp_path, "list")
+    parts = [name for known in PARTS.values() for name in known]
+    for name in [*parts, *names(), *SCHEMES, *examples()]:
+        assert re.search(rf"^  {re.escape(name)} +\S.{{10,}}", shown, re.M), name
+    assert all(re.search(rf"^{kind}$", shown, re.M) for kind in PARTS)
+
+
+def test_list_of_one_kind_shows_that_kind_and_its_fields(tmp_path: Path) -> None:
+    shown = fine(tmp_path, "list", "stop")
+    assert "patience" in shown
+    assert "rounds = 20" in shown
+    assert "fedavg" not in shown
+    assert "did you mean 'stop'?" in refused(tmp_path, "list", "stopp")
+
+
+def test_help_names_every_verb(tmp_path: Path) -> None:
+    shown = fine(tmp_path, "--help")
+    assert all(
+        re.search(rf"^  {verb} ", shown, re.M) for verb in ("run", "explain", "report", "compare", "list", "new")
+    )
+    assert "--resume" in fine(tmp_path, "run", "--help")
+
+
+def test_without_a_verb_help_is_shown_instead_of_a_traceback(tmp_path: Path) -> None:
+    done = atoll(tmp_path)
+    assert "Traceback" not in done.stderr
+    assert "Commands:" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("args", [("run", "--bogus"), ("fly",), ("run", "--rounds", "many"), ("report",)])
+def test_a_wrong_command_line_is_a_sentence(args: tuple[str, ...], tmp_path: Path) -> None:
+    refused(tmp_path, *args)
+
+
+def test_import_atoll_imports_nothing_heavy() -> None:
+    assert modules("import atoll", (*HEAVY, "typer", "rich", "numpy", "msgspec")) == []
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys\nsys.argv = ['atoll', '--help']\nfrom atoll.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass"
+    assert modules(code, HEAVY) == []
+
+
+def test_every_public_name_can_be_had() -> None:
+    assert package.__all__ == sorted(set(package.__all__))
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    assert set(package.__all__) <= set(dir(package))
+    scope: dict[str, object] = {}
+    exec("from atoll import *", scope)  # noqa: S102 - the one way to see what a star gives
+    assert set(package.__all__) <= set(scope)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'fedavg'"):
+        package.fedavg  # noqa: B018

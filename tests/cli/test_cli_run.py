@@ -1,0 +1,230 @@
+"""`atoll run` and its sisters, as a person at a terminal meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from test_cli_help import ATOLL, atoll, fine, refused
+
+QUICK = ("--set", "method.model=softmax", "--set", "method.epochs=1")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    cwd = tmp_path_factory.mktemp("ran")
+    sets = ("--set", "method.lr=0.05", "--set", "stages.0.use=average", "--set", "select.use=count")
+    more = ("--set", "select={use='count', number=4}")
+    return cwd, atoll(cwd, "run", "digits", "--rounds", "3", *QUICK, *sets, *more)
+
+
+def named(done: subprocess.CompletedProcess[str], what: str) -> str:
+    found = re.search(rf"^{what} +(\S+)$", done.stdout, re.M)
+    assert found, done.stdout + done.stderr
+    return found[1]
+
+
+def test_a_run_ends_by_naming_what_it_wrote(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    cwd, done = ran
+    assert done.returncode == 0, done.stderr
+    assert "ended: all 3 rounds done" in done.stdout
+    assert (cwd / named(done, "run")).is_dir()
+    assert (cwd / named(done, "model")).stat().st_size > 650 * 4
+    assert "<html" in (cwd / named(done, "report")).read_text().lower()[:500]
+
+
+def test_piped_output_is_plain_lines(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, done = ran
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\r" not in done.stdout + done.stderr
+    assert re.search(r"^round 3/3  test.accuracy 0\.\d{4}  own.accuracy 0\.\d{4}$", done.stderr, re.M)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("round 3/3")]
+    assert len(lines) == 1, "the last round is said once, with what was seen in it"
+
+
+def test_overrides_reach_the_job_file_of_the_run(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    cwd, done = ran
+    said = tomllib.loads((cwd / named(done, "run") / "job.toml").read_text())
+    assert said["method"]["lr"] == 0.05
+    assert said["method"]["model"]["use"] == "softmax"
+    assert said["stages"] == [{"use": "average"}]
+    assert said["select"] == {"use": "count", "number": 4}
+    assert said["rounds"] == 3
+
+
+def test_the_job_file_of_a_run_gives_the_same_bits(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    cwd, done = ran
+    again = atoll(cwd, "run", f"{named(done, 'run')}/job.toml", "--out", "again")
+    assert (cwd / named(again, "model")).read_bytes() == (cwd / named(done, "model")).read_bytes()
+    assert (cwd / named(again, "run") / "job.toml").read_text() == (cwd / named(done, "run") / "job.toml").read_text()
+
+
+def test_report_writes_the_page_again(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    cwd, done = ran
+    page = cwd / named(done, "report")
+    page.unlink()
+    assert named(done, "report") in fine(cwd, "report", named(done, "run"))
+    assert "<html" in page.read_text().lower()[:500]
+
+
+def test_resuming_a_finished_run_changes_nothing(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    cwd, done = ran
+    model = cwd / named(done, "model")
+    before = model.read_bytes()
+    assert "ended: all 3 rounds done" in fine(cwd, "run", "--resume", named(done, "run"))
+    assert model.read_bytes() == before
+    assert "--resume" in refused(cwd, "run", "--resume", named(done, "run"), "--rounds", "9")
+
+
+def test_a_terminal_sees_a_live_line_with_round_and_time_left(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"}
+    args = [*ATOLL, "run", "digits", "--rounds", "60", *QUICK]
+    process = subprocess.Popen(args, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    seen = b""
+    try:
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            seen += piece
+    finally:
+        process.kill() if process.poll() is None and not seen else None
+        code = process.wait(60)
+        os.close(ours)
+    text = seen.decode()
+    assert code == 0, text
+    assert "\x1b[" in text
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert re.search(r"round\s+\d+/60", plain)
+    assert re.search(r"\d:\d\d:\d\d", plain)
+    assert "test.accuracy" in plain
+    assert "ended: all 60 rounds done" in plain
+
+
+# --- explain, new, compare --------------------------------------------------------------------------------------------
+
+
+def test_explain_counts_right(tmp_path: Path) -> None:
+    """64·64 + 64 + 64·10 + 10 = 4,810 parameters and a weight: 4,811 numbers of 4 bytes up, 4,810 and a rate down."""
+    said = fine(tmp_path, "explain", "digits")
+    assert "4,810 parameters" in said
+    assert "4,811 numbers of 32 bits" in said
+    up, cohort, rounds = 4811 * 4, 10, 60
+    downs = (4810 * 4, 4810 * 4 + 4, 4810 * 4 + 8)
+    assert "a party sends 19.2 kB and receives 19.2 kB" in said
+    assert f"{up / 1000:.3g}" == "19.2"
+    assert any(f"a round moves {(up + down) * cohort / 1e3:.3g} kB" in said for down in downs)
+    assert any(f"the whole job at most {(up + down) * cohort * rounds / 1e6:.3g} MB" in said for down in downs)
+    assert any(f"about 30.0 times: {(up + down) * 30 / 1e6:.3g} MB" in said for down in downs)
+    held = 1797 - round(1797 * 0.2)
+    assert "20 parties hold 1," in said
+    samples = int(re.search(r"hold ([\d,]+) samples", said)[1].replace(",", ""))  # type: ignore[index]
+    assert samples < held
+    assert "about 10 of them in a round, at most 60 rounds" in said
+
+
+def test_explain_follows_the_channel(tmp_path: Path) -> None:
+    each = "combine={use='each', rule={use='trimmed_mean', f=2}}"
+    stages = "stages=[{use='clip', norm=2.0}, 'average']"
+    said = fine(tmp_path, "explain", "digits", "--set", each, "--set", stages)
+    assert "4,810 numbers of 32 bits, no longer than 2, every party one voice" in said
+    assert f"all 10 vectors of a round at once: {4810 * 4 * 10 / 1e3:.3g} kB" in said
+
+
+def test_explain_refuses_what_run_would_refuse(tmp_path: Path) -> None:
+    assert "Average" in refused(tmp_path, "explain", "digits", "--set", "combine={use='each', rule='median'}")
+    too_many = "combine={use='each', rule={use='trimmed_mean', f=5}}"
+    refused(tmp_path, "explain", "digits", "--set", too_many, "--set", "stages.0.use=average")
+
+
+def test_new_writes_a_job_that_explain_and_run_accept(tmp_path: Path) -> None:
+    assert "mine.toml" in fine(tmp_path, "new", "mine")
+    assert "job mine" in fine(tmp_path, "explain", "mine.toml")
+    assert "ended: all 2 rounds done" in fine(tmp_path, "run", "mine.toml", "--rounds", "2")
+    before = (tmp_path / "mine.toml").read_text()
+    assert "mine.toml exists already" in refused(tmp_path, "new", "mine")
+    assert (tmp_path / "mine.toml").read_text() == before
+
+
+@pytest.mark.parametrize("data", ["diabetes", "wine", "breast_cancer"])
+def test_new_starts_from_other_data_too(data: str, tmp_path: Path) -> None:
+    fine(tmp_path, "new", "other", "--data", data)
+    assert "job other" in fine(tmp_path, "explain", "other.toml")
+
+
+def test_new_refuses_what_it_cannot_write(tmp_path: Path) -> None:
+    assert "did you mean 'digits'?" in refused(tmp_path, "new", "x", "--data", "digit")
+    refused(tmp_path, "new", "nowhere/x")
+    assert not list(tmp_path.rglob("*.toml"))
+
+
+def test_compare_prints_what_it_writes(tmp_path: Path) -> None:
+    shown = fine(tmp_path, "compare", "digits", *QUICK, "--set", "rounds=4", "--json", "f.json")
+    found = json.loads((tmp_path / "f.json").read_text())
+    for way in ("alone", "federated", "pooled"):
+        row = re.search(rf"^{way} +(.*)$", shown, re.M)
+        assert row
+        names = ("all", "own", "own.worst10", "own.best")
+        assert row[1].split() == [f"{found[way][name]:.3f}" for name in names]
+    assert found["verdict"] in shown
+    assert shown.rstrip().endswith(found["verdict"])
+    assert f"every sample {found['passes']} times" in shown
+    assert found["passes"] == round(4 * 0.5 * 1)
+    assert f"{found['better_off']} of {found['parties']} parties" in shown
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("digitz",), "did you mean 'digits'?"),
+        (("--set", "metod.lr=1"), "did you mean 'method'?"),
+        (("--set", "method.use=fedavgg"), "did you mean 'fedavg'?"),
+        (("--set", "method.lrr=1"), "did you mean 'lr'?"),
+        (("--set", "method.epochs=many"), "method.epochs"),
+        (("--set", "data.use=digit"), "digits"),
+        (("--set", "data.client=3"), "clients"),
+        (("--set", "rounds.x=3"), "rounds.x"),
+        (("--set", "method.model=logistic"), "use softmax"),
+        (("--set", "stop=[{use='target', metric='tset.loss'}]", "--rounds", "1"), "tset.loss"),
+        (("--set", "availability={use='trace', file='none.csv'}", "--rounds", "1"), "none.csv"),
+        (("--resume", "nowhere"), "nowhere"),
+        (("--workers", "-1", "--rounds", "1"), "workers"),
+    ],
+)
+def test_a_mistake_is_a_sentence(args: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    assert words in refused(tmp_path, "run", *args)
+
+
+def test_bad_toml_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text('name = "bad"\nrounds = = 3\n')
+    said = refused(tmp_path, "run", "bad.toml")
+    assert "bad.toml" in said
+    assert "line 2" in said
+
+
+def test_a_folder_is_no_job(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    refused(tmp_path, "run", "folder")
+
+
+def test_text_that_is_no_utf8_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes('name = "caf\xe9"\n'.encode("latin-1"))
+    assert "latin.toml" in refused(tmp_path, "run", "latin.toml")
+
+
+def test_a_report_of_nothing_is_a_sentence(tmp_path: Path) -> None:
+    assert "no run folder" in refused(tmp_path, "report", "nowhere")
