@@ -2,8 +2,8 @@
 
 Two parties hold f_i(x) = h_i/2 · (x − c_i)². With H local gradient steps of size η, FedAvg converges to
 x_F = Σ g_i c_i / Σ g_i with g_i = 1 − (1 − η h_i)^H, and not to the optimum x* = Σ h_i c_i / Σ h_i: more local steps,
-more drift. The effect is called client drift in Karimireddy et al., SCAFFOLD, ICML 2020, arXiv 1910.06378, and is what
-Mitra et al., FedLin, NeurIPS 2021, arXiv 2102.07053, prove for FedAvg-like methods.
+more drift. Karimireddy et al., SCAFFOLD, ICML 2020, arXiv 1910.06378, call it client drift; that FedAvg then ends at a
+wrong point is where Mitra et al., FedLin, NeurIPS 2021, arXiv 2102.07053, start from.
 
     python examples/drift_quadratic.py
 """

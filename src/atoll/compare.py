@@ -19,6 +19,7 @@ from atoll.models.model import Fit, Model
 from atoll.models.optimiser import Optimiser
 from atoll.run import simulate
 
+FEW = 30  # parties that are listed one by one
 MOST = 200  # parties that are trained alone; of more, an even sample
 
 
@@ -32,6 +33,7 @@ class Comparison:
     metric: str
     passes: int
     parties: Array
+    names: tuple[str, ...]
     alone_all: Array
     alone_own: Array
     federated_all: float
@@ -79,6 +81,10 @@ class Comparison:
             "better_off": self.better_off,
             "parties": len(self.parties),
             "verdict": self.verdict,
+            "each": [
+                {"party": name, "alone": float(a), "federated": float(f), "pooled": float(p)}
+                for name, a, f, p in zip(self.names, self.alone_own, self.federated_own, self.pooled_own, strict=True)
+            ],
         }
 
     def __str__(self) -> str:
@@ -89,6 +95,11 @@ class Comparison:
             own = f"{row['own']:>20.3f}{row['own.worst10']:>12.3f}{row['own.best']:>8.3f}"
             rows.append(f"{way:<12}{row['all']:>20.3f}{own}")
         rows.append(f"each way sees every sample {self.passes} times")
+        if len(self.parties) <= FEW:
+            rows += ["", f"{'own mix of':<20}{'alone':>8}{'federated':>11}{'pooled':>8}{'gain':>8}"]
+            for one in f["each"]:
+                scores = f"{one['alone']:>8.3f}{one['federated']:>11.3f}{one['pooled']:>8.3f}"
+                rows.append(f"party {one['party']:<14.14}{scores}{one['federated'] - one['alone']:>+8.3f}")
         return "\n".join([*rows, "", self.verdict]).replace("everybodys", "everybody's")
 
 
@@ -137,7 +148,8 @@ def compare(
     pooled = model.fit(w0, Group(np.arange(1), whole, np.arange(1), seed, 0), **train)[0]
     (fed_all, fed_own), (pool_all, pool_own) = score(run.vector), score(pooled)
     metric = "accuracy" if data.kind == "classes" else "r2"
-    return Comparison(metric, passes, chosen, alone_all, alone_own, fed_all, fed_own, pool_all, pool_own)
+    names = tuple(data.name(int(k)) for k in chosen)
+    return Comparison(metric, passes, chosen, names, alone_all, alone_own, fed_all, fed_own, pool_all, pool_own)
 
 
 def _pool(silos: Silos) -> Silos:

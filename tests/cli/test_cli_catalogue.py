@@ -169,7 +169,7 @@ BASE = 'data = "digits"\nmethod = { use = "fedavg", model = "softmax" }\n'
         (BASE, ("stages.7.use=average",), "stages"),
         (BASE + "rounds = 3\n", ("rounds.x=3",), "rounds.x"),
         (BASE + 'select = { use = "uniform", fraction = 0.5 }\n', ("select.fraction.x=3",), "select.fraction.x"),
-        (BASE, ("stages=weigh",), "stages"),
+        (BASE, ("stages=3",), "stages"),
         (BASE, ("stop=3",), "stop"),
     ],
 )

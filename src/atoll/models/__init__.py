@@ -6,6 +6,6 @@ from atoll.models.optimiser import Optimiser, optimiser
 from atoll.models.zoo import char_lstm, cnn, lenet, linear, logistic, mlp, softmax
 
 __all__ = [
-    "Fit", "Model", "Optimiser", "char_lstm", "cnn", "equinox", "flax", "functions", "lenet", "linear", "logistic", "mlp",
-    "module", "optimiser", "softmax",
+    "Fit", "Model", "Optimiser", "char_lstm", "cnn", "equinox", "flax", "functions", "lenet", "linear", "logistic",
+    "mlp", "module", "optimiser", "softmax",
 ]  # fmt: skip
