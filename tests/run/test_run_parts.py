@@ -1,4 +1,4 @@
-"""What the tests of runs share: small jobs, methods that fail or die, a stage with memory; and that these parts work."""
+"""What the tests of runs share: small jobs, methods that fail or die, a stage with memory; and that they work."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_path:
     for delay in np.random.default_rng(0).uniform(0, 1.2, 5):
         before = _lines(folder)
         process = start(tmp_path, "run", "--resume", str(folder))
-        until(lambda n=before: _lines(folder) > n + 3 or process.poll() is not None)
+        until(lambda n=before, p=process: _lines(folder) > n + 3 or p.poll() is not None)
         time.sleep(delay)
         end(process)
     assert start(tmp_path, "run", "--resume", str(folder)).wait(90) == 0
