@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, get_type_hints
 
+import numpy as np
+
 PARTS: dict[str, dict[str, str]] = {
     "method": {
         "fedavg": "atoll.methods.fedavg:FedAvg",
@@ -139,7 +141,7 @@ def _value(key: str, value: Any, about: tuple[Any, Any], where: str) -> Any:
         return _optimiser(value, where)
     if key == "server":
         return _server(value, where)
-    if key in NESTED and (isinstance(value, Mapping) or (isinstance(value, str) and key != "lr")):
+    if key in NESTED and (isinstance(value, Mapping) or key != "lr"):
         return build(NESTED[key], value, where)
     if key == "batch" and value == ALL:
         return None
@@ -152,10 +154,18 @@ def _value(key: str, value: Any, about: tuple[Any, Any], where: str) -> Any:
         return value
 
 
+def _named(value: Any, where: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"use": value}
+    if not isinstance(value, Mapping):
+        raise BadJob(f'{where} = {value!r}: say which, as in {where} = {{ use = "adam" }}')
+    return dict(value)
+
+
 def _optimiser(value: Any, where: str) -> Any:
     from atoll.models.optimiser import optimiser
 
-    table = {"use": value} if isinstance(value, str) else dict(value)
+    table = _named(value, where)
     made = optimiser(table.pop("use", "sgd"), **table)
     if not made.plain:
         try:
@@ -168,11 +178,11 @@ def _optimiser(value: Any, where: str) -> Any:
 def _server(value: Any, where: str) -> Any:
     from atoll.methods.server import Server
 
-    table = {"use": value} if isinstance(value, str) else dict(value)
+    table = _named(value, where)
     lr: Any = table.pop("lr", 1.0)
     try:
         return Server(_optimiser(table, where), lr)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise BadJob(f"{where}: {error}") from None
 
 
@@ -196,7 +206,11 @@ def table(part: Any) -> Any:
         return {"use": _name(part), **_fields(part)}
     if isinstance(part, list | tuple):
         return [table(p) for p in part]
-    return part
+    if part is None or isinstance(part, str | int | float | np.generic):
+        return part
+    # A function or module of the user's own: a file can name it, though not build it again.
+    home = part if callable(part) and hasattr(part, "__qualname__") else type(part)
+    return f"{home.__module__}:{home.__qualname__}"
 
 
 def _fields(part: Any) -> dict[str, Any]:

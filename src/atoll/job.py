@@ -84,8 +84,11 @@ def bind(method: Any, data: Federated) -> Any:
         return method
     shape = tuple(int(n) for n in data.train.x.shape[1:])
     outputs = data.classes if data.kind == "classes" else int(np.prod(data.train.y.shape[1:], dtype=int))
-    bound = model.bind(shape, outputs)
-    loss = bound.net.loss
+    try:
+        bound = model.bind(shape, outputs)
+        loss = bound.net.loss
+    except ValueError as error:
+        raise Mismatch(str(error)) from None
     if loss != "own" and (loss == "squared") != (data.kind == "real"):
         has, remedy = ("numbers", "linear") if data.kind == "real" else ("classes", "softmax")
         raise Mismatch(f"the data's labels are {has}, which the loss '{loss}' is not for: use a model such as {remedy}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from atoll.catalogue import BadJob, build, nearest, table
 from atoll.job import Channel, Job
@@ -37,7 +41,10 @@ def source(job: str) -> tuple[str, str]:
     """Return (where it is from, text) of a file or of a job that comes with Atoll."""
     path = Path(job)
     if path.is_file():
-        return str(path), path.read_text(encoding="utf-8")
+        try:
+            return str(path), path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadJob(f"{path}: cannot be read as UTF-8 text: {error}") from None
     if job in examples():
         return job, files("atoll.jobs").joinpath(f"{job}.toml").read_text(encoding="utf-8")
     known = [*examples(), *(str(p) for p in path.parent.glob("*.toml"))] if path.parent.is_dir() else examples()
@@ -122,18 +129,23 @@ def dumps(said: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's text is TOML's
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items() if v is not None) + " }"
+        return "{ " + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, int | float):
         return repr(value)
     raise BadJob(f"{value!r} cannot be written to a job file")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _override(said: dict[str, Any], text: str) -> None:
@@ -146,20 +158,21 @@ def _override(said: dict[str, Any], text: str) -> None:
         parsed = value
     *path, last = key.strip().split(".")
     at: Any = said
+    if path and path[0] == "stages":
+        said.setdefault("stages", [{"use": "weigh"}])
     for step in path:
-        if isinstance(at, list):
-            at = _item(at, step, key)
-            continue
-        if isinstance(at.get(step), str):
-            at[step] = {"use": at[step]}  # a bare name grows into a table
-        at = at.setdefault(step, {})
-    if isinstance(at, list):
-        at[at.index(_item(at, last, key))] = parsed
-    else:
-        at[last] = parsed
+        where: Any = _item(at, step, key) if isinstance(at, list) else step
+        if isinstance(at, dict):
+            at.setdefault(step, {})
+        if isinstance(at[where], str):
+            at[where] = {"use": at[where]}  # a bare name grows into a table
+        at = at[where]
+        if not isinstance(at, dict | list):
+            raise BadJob(f"--set {key}: {step} is {at!r}, which has nothing inside to set")
+    at[_item(at, last, key) if isinstance(at, list) else last] = parsed
 
 
-def _item(rows: list[Any], step: str, key: str) -> Any:
+def _item(rows: list[Any], step: str, key: str) -> int:
     if not step.isdigit() or int(step) >= len(rows):
         raise BadJob(f"--set {key}: the list has {len(rows)} entries, counted from 0")
-    return rows[int(step)]
+    return int(step)

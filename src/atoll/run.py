@@ -107,40 +107,48 @@ def simulate(
     processes (0: this one; None: as many as help). `loop` asks one party at a time and names the one that fails.
     The result depends on the job, the data and the seed only.
     """
+    from atoll.catalogue import BadJob
     from atoll.data import check
+    from atoll.jobfile import dumps
 
     check(data)
     assembled = assemble(job, data, seed)
     record = read(resume) if resume else None
     folder = record.folder if record else new_folder(Path(out), job.name) if out else None
     memory = record.memory() if record else None
-    journal = Journal(folder, sinks=sinks)
-    if record:
-        journal.facts += [f for f in record.facts if f["what"] != "end" and f.get("round", 0) <= _round(memory)]
     about = describe(assembled, data, seed)
-    if folder and not record:
-        _write_job(folder, about)
-    if folder:
-        for sink in sinks:
-            sink(Note("folder", {"path": str(folder)}))
-    count = how_many(assembled) if workers is None else workers
-    runtime = Simulator(
-        assembled.handlers, assembled.rooms, seed, world=World(job.availability, seed), journal=journal,
-        workers=count, loop=loop, elapsed=float(memory["elapsed"]) if memory else 0.0,
-    )  # fmt: skip
-    journal.note(Note("resume" if record else "start", {"round": _round(memory), **({} if record else about)}))
+    if record and dumps(record.job) != dumps(about["job"]):
+        raise BadJob(f"{folder} holds a run of another job or seed: resume with that one (its job.toml), or start anew")
+    if workers is not None and workers < 0:
+        raise ValueError(f"workers={workers}: a number of processes is 0 (this one) or more")
+    journal = Journal(folder, sinks=sinks)
+    runtime = None
     try:
+        if memory and record:
+            journal.facts += [f for f in record.facts if f["what"] != "end" and f.get("round", 0) <= _round(memory)]
+        if folder and not record:
+            journal.guard(lambda: _write_job(folder, about))
+        if folder:
+            for sink in sinks:
+                sink(Note("folder", {"path": str(folder)}))
+        count = how_many(assembled) if workers is None else workers
+        runtime = Simulator(
+            assembled.handlers, assembled.rooms, seed, world=World(job.availability, seed), journal=journal,
+            workers=count, loop=loop, elapsed=float(memory["elapsed"]) if memory else 0.0,
+        )  # fmt: skip
+        journal.note(Note("resume", {"round": _round(memory)}) if memory else Note("start", {"round": 0, **about}))
         if memory:
             runtime.restore(memory)
         state = drive(federate(assembled.plan, memory), runtime)
+        run = Run(assembled.job, state, journal.facts, folder, about)
+        if folder:
+            journal.guard(lambda: save(folder / "model.safetensors", run.params))
     finally:
-        runtime.close()
+        if runtime:
+            runtime.close()
         with suppress(OSError):
             journal.flush()
         journal.close()
-    run = Run(assembled.job, state, journal.facts, folder, about)
-    if folder:
-        save(folder / "model.safetensors", run.params)
     return run
 
 
@@ -203,5 +211,6 @@ def environment() -> dict[str, str]:
 def _write_job(folder: Path, about: Mapping[str, Any]) -> None:
     from atoll.jobfile import dumps
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.toml").write_text(dumps(about["job"]), encoding="utf-8")
+    part = folder / "job.toml.part"
+    part.write_text(dumps(about["job"]), encoding="utf-8")
+    part.replace(folder / "job.toml")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.core.method import History, lower_is_better
+from atoll.core.wire import Mismatch
 
 
 def _curve(history: History, metric: str) -> tuple[tuple[int, float], ...]:
     if history.curves and metric not in history.curves:
         known = ", ".join(sorted(history.curves))
-        raise ValueError(f"stop: nothing measures '{metric}'; this run measures {known}")
+        raise Mismatch(f"stop: nothing measures '{metric}'; this run measures {known}")
     return history.curves.get(metric, ())
 
 

@@ -167,7 +167,8 @@ def test_a_method_that_cannot_travel_is_run_in_process() -> None:
 def test_mapped_samples_reach_spawned_workers_unchanged(cut: slice, tmp_path: Path) -> None:
     np.arange(4000, dtype=np.float32).tofile(tmp_path / "x.bin")
     x = np.memmap(tmp_path / "x.bin", np.float32, "r", shape=(1000, 4))[cut]
-    assert np.array_equal(_fetch(_reference(x)), x)  # type: ignore[arg-type]
+    lent: dict[int, object] = {}  # holds the block for as long as it is looked at
+    assert np.array_equal(_fetch(_reference(x, lent)), x)  # type: ignore[arg-type]
 
 
 def test_a_round_in_which_everybody_is_lost_leaves_the_model_as_it_is() -> None:

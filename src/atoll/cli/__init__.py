@@ -10,7 +10,7 @@ def main() -> None:
     from atoll.cli.app import app, known
 
     try:
-        app(standalone_mode=False)
+        sys.exit(app(standalone_mode=False) or 0)  # Ctrl-C comes back as 130
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

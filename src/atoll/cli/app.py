@@ -21,8 +21,6 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="override a key of
 
 def known(error: Exception) -> str | None:
     """Return the sentence of an error that a person can act on; None for what is a fault of Atoll."""
-    import click
-
     from atoll.catalogue import BadJob
     from atoll.core.method import Diverged
     from atoll.core.wire import Mismatch
@@ -31,10 +29,8 @@ def known(error: Exception) -> str | None:
     from atoll.journal.write import Unwritable
     from atoll.runtimes.workers import PartyFailed
 
-    if isinstance(error, click.ClickException):
-        return error.format_message()
-    if isinstance(error, click.exceptions.Exit):
-        return None
+    if hasattr(error, "format_message"):  # typer's own: some versions carry a copy of click
+        return str(error.format_message())
     ours = (BadJob, BadData, DataMissing, Diverged, Mismatch, NoRun, PartyFailed, Unwritable)
     if isinstance(error, ours):
         return str(error)
@@ -51,7 +47,7 @@ def run(
     out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
     sets: Sets = None,
     resume: Annotated[Path | None, typer.Option(help="a run folder to go on with")] = None,
-    workers: Annotated[int | None, typer.Option(help="processes; 0: this one; default: as many as help")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="processes; 0: this one; default: as many as help")] = None,
     loop: Annotated[bool, typer.Option("--loop", help="one party at a time; names the one that fails")] = False,
     tensorboard: Annotated[Path | None, typer.Option(help="also write TensorBoard events to this folder")] = None,
     mlflow: Annotated[str | None, typer.Option(help="also log to this MLflow experiment")] = None,

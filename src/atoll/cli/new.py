@@ -48,5 +48,7 @@ def new_job(name: str, data: str) -> None:
         raise BadJob(f"--data {data}: there is no such data set; {nearest(data, names())}")
     real = data in ("diabetes", "california_housing")
     recipe = f'{{ use = "{data}", clients = 10, by = "{"iid" if real else "dirichlet"}", test = 0.2 }}'
+    if not path.parent.is_dir():
+        raise BadJob(f"{path}: there is no folder {path.parent}; make it first")
     path.write_text(TEMPLATE.format(name=name, data=recipe, model="linear" if real else "softmax"), encoding="utf-8")
     sys.stdout.write(f"wrote {path}; see what it would do with: atoll explain {path}\n")

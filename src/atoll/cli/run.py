@@ -39,13 +39,18 @@ def run_job(
         )
     except KeyboardInterrupt:
         progress.close()
-        sys.stderr.write(f"\nstopped; nothing is lost. Go on with: atoll run --resume {progress.folder or resume}\n")
+        folder = progress.folder or resume
+        sys.stderr.write(f"\nstopped; nothing is lost. Go on with: atoll run --resume {folder}\n" if folder else "\n")
         raise
     finally:
         for sink in sinks:
             sink.close()
     assert run.folder
-    report = run.report(run.folder / "report.html")
+    try:
+        report = run.report(run.folder / "report.html")
+    except OSError as reason:
+        remedy = f"free some space, then: atoll report {run.folder}"
+        raise Unwritable(f"cannot write {run.folder}/report.html: {reason.strerror}; {remedy}") from None
     sys.stdout.write(
         f"ended: {run.reason}\nrun    {run.folder}\nmodel  {run.folder / 'model.safetensors'}\nreport {report}\n"
     )
@@ -75,8 +80,8 @@ def _writable(out: Path, error: type[OSError]) -> None:
 class Progress:
     """Show a run as it goes: a live line on a terminal, plain lines elsewhere."""
 
-    def __init__(self, rounds: int, stream: Any = sys.stderr) -> None:
-        self._rounds, self._stream = rounds, stream
+    def __init__(self, rounds: int, stream: Any = None) -> None:
+        self._rounds, self._stream, self._done = rounds, stream or sys.stderr, 0
         self._live: Any = None
         self._task: Any = None
         self._metrics: dict[str, float] = {}
@@ -86,6 +91,7 @@ class Progress:
     def __call__(self, note: Note) -> None:
         show: dict[str, Callable[[Any], None]] = {
             "start": self._start, "resume": self._start, "look": self._look, "round": self._round, "folder": self._name,
+            "end": self._end,
         }  # fmt: skip
         if note.what in show:
             show[note.what](note.facts)
@@ -94,7 +100,7 @@ class Progress:
         self.folder = Path(facts["path"])
 
     def _start(self, facts: Any) -> None:
-        done = facts["round"]
+        done = self._done = facts["round"]
         if "job" in facts:
             job = facts["job"]
             self._stream.write(
@@ -115,20 +121,25 @@ class Progress:
     def _look(self, facts: Any) -> None:
         shown = next(k for k in ("accuracy", "r2", "loss") if k in facts)
         self._metrics[f"{facts['room']}.{shown}"] = facts[shown]
-        self._show(facts["round"])
+        self._show(live_only=True)
 
     def _round(self, facts: Any) -> None:
-        self._show(facts["round"])
+        self._show()  # the round before, with what was seen after it
+        self._done = facts["round"]
 
-    def _show(self, done: int) -> None:
+    def _end(self, facts: Any) -> None:
+        self._said = 0.0
+        self._show()
+
+    def _show(self, live_only: bool = False) -> None:
         import time
 
         words = "  ".join(f"{name} {value:.4f}" for name, value in self._metrics.items())
         if self._live:
-            self._live.update(self._task, completed=done, description=words)
-        elif time.monotonic() - self._said >= 1.0 or done == self._rounds:
+            self._live.update(self._task, completed=self._done, description=words)
+        elif not live_only and time.monotonic() - self._said >= 1.0:
             self._said = time.monotonic()
-            self._stream.write(f"round {done}/{self._rounds}  {words}\n")
+            self._stream.write(f"round {self._done}/{self._rounds}  {words}\n")
             self._stream.flush()
 
     def close(self) -> None:

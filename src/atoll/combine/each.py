@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from atoll.core.effects import Cohort, ask
 from atoll.core.wire import Gather, Gathered, Mismatch, Question, Rule, Wire
 
@@ -30,7 +32,8 @@ class Sum:
     def __call__(self, wire: Wire) -> Gather:
         async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
             replies = await ask(cohort, "contribute", question, enough=enough, fold=("vector",))
-            return Gathered(replies.sums["vector"], replies)
+            # Where nobody answered there is no sum, and nobody asks for it.
+            return Gathered(replies.sums.get("vector", np.zeros(wire.size, wire.dtype)), replies)
 
         return gather
 
@@ -48,6 +51,10 @@ class Each:
         name = type(self.rule).__name__
         if wire.weighted:
             raise Mismatch(f"{name} gives every party one voice: use Average() instead of Weigh()")
+        least = getattr(self.rule, "least", 1)
+        if wire.cohort < least:
+            few = f"a round has about {wire.cohort}"
+            raise Mismatch(f"{self.rule} needs {least} answers or more, {few}: select more parties")
         if wire.ring is not None:
             raise Mismatch(f"{name} needs real vectors: take out the stage that makes integers of them")
         if wire.noise:
@@ -55,6 +62,8 @@ class Each:
 
         async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
             replies = await ask(cohort, "contribute", question, enough=enough)
+            if not len(replies):
+                return Gathered(np.zeros(wire.size, wire.dtype), replies)
             # What stands for the sum of n rows is n times what stands for one.
             return Gathered(self.rule(replies.each["vector"]) * len(replies), replies)
 

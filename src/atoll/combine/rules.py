@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.core.tree import Array
+from atoll.core.wire import Mismatch
 
 _BLOCK = 1 << 14  # columns sorted at a time: their transpose stays in the cache
 
@@ -37,9 +38,14 @@ class TrimmedMean:
         if self.f < 0:
             raise ValueError(f"TrimmedMean(f={self.f}): f is how many to drop at either end, at least 0")
 
+    @property
+    def least(self) -> int:
+        """The fewest rows it can do with."""
+        return 2 * self.f + 1
+
     def __call__(self, rows: Array) -> Array:
         if len(rows) <= 2 * self.f:
-            raise ValueError(f"TrimmedMean(f={self.f}) needs more than {2 * self.f} answers, {len(rows)} came")
+            raise Mismatch(f"TrimmedMean(f={self.f}) needs more than {2 * self.f} answers, {len(rows)} came")
         return _sorted_mean(rows, self.f)
 
 

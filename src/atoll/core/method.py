@@ -175,7 +175,9 @@ async def federate(plan: Plan, memory: Tree | None = None) -> State:
     reason = f"all {plan.rounds} rounds done"
     if not memory:
         state, history = await _look(plan, state, history)
-    for t in range(history.t, plan.rounds):
+        await keep(_memory(state, history))
+    said = _said(plan, history) if memory else None
+    for t in range(history.t, plan.rounds) if not said else ():
         share = method.share(state)
         pick = plan.select.pick(t, Roster(plan.sizes, plan.online(t)), history, plan.seed)
         if not len(pick.cohort):
@@ -196,12 +198,15 @@ async def federate(plan: Plan, memory: Tree | None = None) -> State:
         if (t + 1) % plan.every == 0 or t + 1 == plan.rounds:
             state, history = await _look(plan, state, history)
         await keep(_memory(state, history))
-        said = next((s for s in (stop(history) for stop in plan.stop) if s), None)
+        said = _said(plan, history)
         if said:
-            reason = said
             break
-    await note("end", round=history.t, reason=reason)
+    await note("end", round=history.t, reason=said or reason)
     return state
+
+
+def _said(plan: Plan, history: History) -> str | None:
+    return next((s for s in (stop(history) for stop in plan.stop) if s), None)
 
 
 def _facts(plan: Plan, share: Tree, pick: Pick, replies: Replies) -> dict[str, Any]:
@@ -237,7 +242,7 @@ async def _look(plan: Plan, state: State, history: History) -> tuple[State, Hist
         replies = await ask(who, f"judge.{room}", {"share": share, "t": history.t})
         metrics, spread = summarise(replies)
         seen |= {f"{room}.{name}": value for name, value in metrics.items()}
-        spent = {name: replies.facts.get(name, 0.0) for name in ("seconds", "compile")}
+        spent = {name: replies.facts[name] for name in ("seconds", "compile", "died") if name in replies.facts}
         await note("look", round=history.t, room=room, **metrics, **spread, **spent)
     curves = {m: (*history.curves.get(m, ()), (history.t, v)) for m, v in seen.items()}
     return state, replace(history, curves={**history.curves, **curves})
@@ -274,10 +279,12 @@ def summarise(replies: Replies) -> tuple[dict[str, float], dict[str, Any]]:
 
 def _memory(state: State, history: History) -> Tree:
     curves = {name: np.asarray(curve, np.float64) for name, curve in history.curves.items()}
-    return {"state": state, "t": history.t, "elapsed": history.elapsed, "curves": curves}
+    moved = {} if history.moved is None else {"moved": history.moved}
+    return {"state": state, "t": history.t, "elapsed": history.elapsed, "curves": curves, **moved}
 
 
 def _restore(memory: Tree) -> tuple[State, History]:
     curves = {name: tuple((int(t), float(v)) for t, v in curve) for name, curve in memory.get("curves", {}).items()}
-    history = History(int(memory["t"]), float(memory["elapsed"]), None, curves)
+    moved = float(memory["moved"]) if "moved" in memory else None
+    history = History(int(memory["t"]), float(memory["elapsed"]), moved, curves)
     return memory["state"], history

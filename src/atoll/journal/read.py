@@ -53,6 +53,8 @@ def facts(path: Path) -> list[dict[str, Any]]:
             fact = json.loads(line)
         except ValueError:
             continue
+        if fact.get("what") == "start":  # nothing was kept before it: all was done again
+            kept = []
         if fact.get("what") == "resume":
             kept = [f for f in kept if f.get("round", 0) <= fact["round"] and f["what"] != "end"]
         kept.append(fact)

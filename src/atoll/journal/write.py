@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Journal:
         fact = {"what": note.what, **note.facts, "time": round(time.time() - self._began, 4)}
         self.facts.append(fact)
         if self._file:
-            self._guard(lambda: self._write(json.dumps(fact, default=_plain) + "\n"))
+            self.guard(lambda: self._write(json.dumps(fact, default=_plain) + "\n"))
         for sink in self._sinks:
             sink(note)
 
@@ -75,17 +76,18 @@ class Journal:
         if memory is None or not self.folder:
             return
         name = self.folder / "keep" / f"{int(memory['t']):08d}.safetensors"
-        self._guard(lambda: save(name, memory))
+        self.guard(lambda: save(name, memory))
         for old in sorted((self.folder / "keep").glob("*.safetensors"))[:-2]:
             old.unlink()
         self._last = time.monotonic()
 
     def close(self) -> None:
         if self._file:
-            self._file.close()
+            with suppress(OSError):  # what a full disk has not taken is lost, and was reported
+                self._file.close()
             self._file = None
 
-    def _guard(self, write: Callable[[], None]) -> None:
+    def guard(self, write: Callable[[], None]) -> None:
         try:
             write()
         except OSError as error:
@@ -99,7 +101,7 @@ def save(path: Path, tree: Tree) -> None:
     """Write a tree of arrays so that the file is the old or the new one, whatever happens."""
     from safetensors.numpy import save as serialise
 
-    flat = {name: np.ascontiguousarray(leaf) for name, leaf in leaves(tree)}
+    flat = {name: np.asarray(leaf, order="C") for name, leaf in leaves(tree)}
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:

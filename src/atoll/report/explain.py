@@ -45,7 +45,7 @@ def _what(a: Assembled, data: Federated) -> tuple[str, list[str]]:
 
 def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     method = a.plan.method
-    share = method.share({"params": np.zeros(method.schema.size, a.wire.dtype), "t": 0})
+    share = method.share(method.init(a.plan.seed))
     down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
     up, cohort, rounds = a.wire.bytes, a.wire.cohort, a.job.rounds
     per_party = rounds * cohort / len(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -44,6 +45,7 @@ class Pool:
     def __init__(self, worker: Worker, size: int) -> None:
         self._worker = worker
         self._board = Block()  # what everybody is told
+        self._lent: dict[int, tuple[Block, Any]] = {}  # samples, as spawned processes see them
         self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
         self._hands: list[_Hand] = []
         for i in range(size):
@@ -63,7 +65,7 @@ class Pool:
         paths = [slot.path for slot in slots]
         core = self._cores[i % len(self._cores)]
         how = "fork" if _may_fork() else "spawn"
-        worker = self._worker if how == "fork" else _lend(self._worker)
+        worker = self._worker if how == "fork" else _lend(self._worker, self._lent)
         args = (theirs, worker, self._board.path, paths, core, os.getpid())
         context: Any = multiprocessing.get_context(how)
         process = context.Process(target=_serve, args=args, daemon=True, name=f"atoll-{i}")
@@ -214,15 +216,15 @@ def _may_fork() -> bool:
 def _quiet_main(how: str) -> Iterator[None]:
     """Keep a spawned child from running the user's script again: what it needs is importable or pickled."""
     main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
-    hide = how == "spawn" and getattr(main, "__spec__", None) is None and file is not None
-    if hide:
-        del main.__file__
+    names = ["__file__", "__spec__"] if how == "spawn" else []
+    hidden: dict[str, Any] = {name: main.__dict__[name] for name in names if name in main.__dict__}
+    for name in hidden:
+        delattr(main, name)
+    main.__dict__.setdefault("__spec__", None)
     try:
         yield
     finally:
-        if hide:
-            main.__file__ = file
+        main.__dict__.update(hidden)
 
 
 class _Lent(NamedTuple):
@@ -244,26 +246,28 @@ class _Samples(NamedTuple):
     index: Any
 
 
-_lent: dict[int, tuple[Array, Block, Any]] = {}
-
-
-def _lend(worker: Worker) -> _Lent:
+def _lend(worker: Worker, lent: dict[int, tuple[Block, Any]]) -> _Lent:
     """Name a worker's arrays instead of copying them; refuse what a new interpreter could not import."""
-    if b"__main__" in bytes(ForkingPickler.dumps(worker.handlers)):
+    try:
+        travels = bytes(ForkingPickler.dumps(worker.handlers))
+    except Exception as error:  # pickling fails in many ways
+        raise CannotStart(f"the job cannot travel to another process ({error})") from None
+    if b"__main__" in travels:
         raise CannotStart("the job uses a function or class of the running script or notebook")
-    rooms = {name: [_reference(a) for a in (s.x, s.y, s.offsets, s.index)] for name, s in worker.rooms.items()}
+    rooms = {name: [_reference(a, lent) for a in (s.x, s.y, s.offsets, s.index)] for name, s in worker.rooms.items()}
     return _Lent(worker.handlers, rooms, worker.seed)
 
 
-def _reference(array: Array | None) -> Any:
+def _reference(array: Array | None, lent: dict[int, tuple[Block, Any]]) -> Any:
     if array is None:
         return None
-    if isinstance(array, np.memmap) and array.filename is not None and array.base is not None:
+    if isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap) and array.flags.c_contiguous:
+        # A slice of a mapped array has the offset of the whole: only the whole can be named by its file.
         return ("file", str(array.filename), array.offset, array.shape, array.dtype.str)
-    if id(array) not in _lent:
+    if id(array) not in lent:
         block = Block()
-        _lent[id(array)] = (array, block, block.write({"a": array}))
-    _, block, spec = _lent[id(array)]
+        lent[id(array)] = (block, block.write({"a": array}))
+    block, spec = lent[id(array)]
     return ("block", block.path, spec)
 
 

@@ -140,8 +140,15 @@ class Simulator:
 
     def _answers(self, chunks: Sequence[Chunk], body: Tree) -> Iterator[tuple[Answer, int]]:
         if self._pool and len(chunks) > 1:
-            yield from self._pool.answers(chunks, body)
-            return
+            try:
+                for answer, worker in self._pool.answers(chunks, body):
+                    yield answer, worker
+                    chunks = chunks[1:]
+                return
+            except CannotStart as reason:  # a process died and cannot be replaced: the rest is done here
+                self._pool.close()
+                self._pool = None
+                self.note(Note("in process", {"why": str(reason)}))
         for chunk in chunks:
             try:
                 answer = self._worker.answer(chunk, body)

@@ -12,6 +12,7 @@ import numpy as np
 from atoll.core.effects import Cohort
 from atoll.core.keys import uniform
 from atoll.core.tree import Array
+from atoll.core.wire import Mismatch
 
 
 class Availability(Protocol):
@@ -107,13 +108,17 @@ class Trace:
 @lru_cache(maxsize=8)
 def _spans(file: str) -> Array:
     rows = []
-    for number, line in enumerate(Path(file).read_text().splitlines(), 1):
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise Mismatch(f"availability: cannot read {file}: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
         cells = line.split(",")
         if number == 1 and not cells[0].strip().isdigit():
             continue  # the header
         try:
             party, first, last = (int(cell) for cell in cells)
         except ValueError:
-            raise ValueError(f"{file}, line {number}: '{line}' is not party,first,last in whole numbers") from None
+            raise Mismatch(f"{file}, line {number}: '{line}' is not party,first,last in whole numbers") from None
         rows.append((party, first, last))
     return np.asarray(rows, np.int64).reshape(-1, 3)
