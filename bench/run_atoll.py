@@ -18,7 +18,7 @@ BORN = (
     time.time()
     - time.clock_gettime(time.CLOCK_MONOTONIC)
     + float(Path("/proc/self/stat").read_text().split()[21]) / os.sysconf("SC_CLK_TCK")
-)  # noqa: E501
+)
 
 
 def main() -> None:

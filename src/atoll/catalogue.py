@@ -189,7 +189,7 @@ def _server(value: Any, where: str) -> Any:
 # --- from parts to tables ---------------------------------------------------------------------------------------------
 
 
-def table(part: Any) -> Any:
+def table(part: Any) -> Any:  # noqa: PLR0911 - one a kind
     """Turn a part back into what a job file says of it: its name and all its fields."""
     from atoll.methods.server import Server
     from atoll.models.model import Model

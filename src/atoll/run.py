@@ -162,7 +162,7 @@ def how_many(assembled: Assembled) -> int:
     plan, method = assembled.plan, assembled.job.method
     cohort = assembled.wire.cohort
     numbers = assembled.wire.size * float(plan.sizes.mean()) * cohort * getattr(method, "epochs", 1)
-    return min(cores, cohort) if cores > 1 and cohort > 1 and numbers > 3e7 else 0
+    return min(cores, cohort) if cores > 1 and cohort > 1 and numbers > 1e7 else 0
 
 
 def new_folder(out: Path, name: str) -> Path:

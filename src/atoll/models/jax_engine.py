@@ -35,6 +35,8 @@ def _jax() -> Any:
     import jax
 
     spend("compile", time.perf_counter() - began)  # starting the backend is paid once, like compiling
+    # Answers are waited for at once: handing each call to another thread only costs the way there and back.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.monitoring.register_event_duration_secs_listener(_compiling)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll" / "xla"
     if jax.config.jax_compilation_cache_dir is None:
