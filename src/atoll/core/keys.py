@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = 0x9E3779B97F4A7C15
+_ALL = 2**64 - 1
 
 
-def _word(part: object) -> Array:
-    """Turn one part of an address into 64-bit words; an array stays an array."""
-    if isinstance(part, str):
-        digest = hashlib.blake2b(part.encode(), digest_size=8).digest()
-        return np.frombuffer(digest, "<u8")
-    return np.atleast_1d(np.asarray(part)).astype(np.int64).view(np.uint64)
+@lru_cache(maxsize=256)
+def _word(part: str | int) -> int:
+    """Turn a name or a number of an address into 64 bits."""
+    if isinstance(part, int):
+        return part & _ALL
+    return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
 
 
-def _mix(z: Array) -> Array:
+def _mix(z: Any) -> Any:
+    """Scramble 64 bits, of one number or of an array of them (the finaliser of SplitMix64)."""
+    if isinstance(z, int):
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _ALL
+        return z ^ (z >> 31)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+def _step(bits: Any, word: Any) -> Any:
+    if isinstance(bits, int) and isinstance(word, int):
+        return _mix(((bits + _GOLDEN) & _ALL) ^ _mix((word * _GOLDEN + _GOLDEN) & _ALL))
+    bits, word = (np.asarray(v, np.uint64) for v in (bits, word))
+    golden = np.full(1, _GOLDEN, np.uint64)  # an array, because NumPy warns when a lone number wraps
+    return _mix((bits + golden) ^ _mix(word * golden + golden))
 
 
 def draw(*address: object) -> Array:
@@ -34,10 +49,14 @@ def draw(*address: object) -> Array:
     >>> bool(draw(0, "batch", np.arange(3))[2] == draw(0, "batch", 2)[0])
     True
     """
-    bits = np.zeros(1, np.uint64)
+    bits: Any = 0
     for part in address:
-        bits = _mix((bits + _GOLDEN) ^ _mix(_word(part) * _GOLDEN + _GOLDEN))
-    return bits
+        if isinstance(part, np.ndarray):
+            whole = part if part.dtype.itemsize == 8 else part.astype(np.int64)
+            bits = _step(bits, whole.view(np.uint64))
+        else:
+            bits = _step(bits, _word(part if isinstance(part, str) else int(part)))  # type: ignore[call-overload]
+    return np.atleast_1d(np.asarray(bits, np.uint64))
 
 
 def uniform(*address: object) -> Array:
