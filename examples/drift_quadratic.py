@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import atoll
-from atoll.models.adapters import functions
+from atoll.models import functions
 
 H, C, LR = np.array([1.0, 10.0]), np.array([-1.0, 1.0]), 0.05
 OPTIMUM = float((H * C).sum() / H.sum())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.models import adapters
+
 
 H, C, LR = np.array([1.0, 10.0]), np.array([-1.0, 1.0]), 0.05
 
@@ -19,7 +19,7 @@ def losses(p: dict[str, object], x: object, y: object) -> object:
 def test_fixed_points(steps: int, published: float) -> None:
     parts = [(np.array([[h, c]]), np.zeros(1, np.float32)) for h, c in zip(H, C, strict=True)]
     data = atoll.data.federate(parts, kind="real")
-    model = adapters.functions(lambda seed: {"w": np.zeros(())}, losses=losses)
+    model = atoll.models.functions(lambda seed: {"w": np.zeros(())}, losses=losses)
     from dataclasses import replace
 
     method = atoll.FedAvg(replace(model, dtype="float64"), epochs=steps, batch=None, lr=LR)
