@@ -190,7 +190,8 @@ def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tup
         s = scores[:, 0]
         return jax.nn.softplus(s) - y * s, (s > 0) == (y > 0), jnp.ones_like(s)
     y = y.astype(jnp.int32)
-    loss = -jnp.take_along_axis(jax.nn.log_softmax(scores), y[..., None], -1)[..., 0]
+    # A product with the one-hot label: picking an entry would make the gradient a scatter, which is slow.
+    loss = jax.nn.logsumexp(scores, axis=-1) - (scores * jax.nn.one_hot(y, scores.shape[-1], dtype=scores.dtype)).sum(-1)
     right = scores.argmax(-1) == y
     if y.ndim == 1:
         return loss, right, jnp.ones_like(loss)

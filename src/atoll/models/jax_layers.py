@@ -32,7 +32,10 @@ def _layer(layer: Layer, p: dict[str, Tensor], x: Tensor, out: tuple[int, ...]) 
         case Image() | Flatten():
             return x.reshape(len(x), *out)
         case Dense():
-            return x @ p["w"] + p["b"]
+            if x.ndim == 2:
+                return x @ p["w"] + p["b"]
+            rows = product(x.reshape(-1, x.shape[-1]), p["w"])
+            return rows.reshape(*x.shape[:-1], -1) + p["b"]
         case Relu():
             return jax.nn.relu(x)
         case Conv(padding=padding):
@@ -74,6 +77,20 @@ def _unpool(saved: tuple[Tensor, Tensor], g: Tensor) -> tuple[Tensor]:
 pool.defvjp(_pool, _unpool)
 
 
+def _gram(x: Tensor, d: Tensor) -> Tensor:
+    """Return xᵀd. The transposed matrix is written down first: XLA's own product with one takes twice as long."""
+    return lax.optimization_barrier(x.T) @ d
+
+
+@jax.custom_vjp  # type: ignore[untyped-decorator] # JAX's own
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """Multiply many rows by a matrix."""
+    return x @ w
+
+
+product.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, d: (d @ saved[1].T, _gram(saved[0], d)))
+
+
 def lstm(x: Tensor, p: dict[str, Tensor]) -> Tensor:
     """Run an LSTM over (batch, time, features); give all its outputs.
 
@@ -82,7 +99,7 @@ def lstm(x: Tensor, p: dict[str, Tensor]) -> Tensor:
     """
     steps = x.transpose(1, 0, 2)
     t, n, f = steps.shape
-    z = (steps.reshape(t * n, f) @ p["wi"] + p["b"]).reshape(t, n, -1)
+    z = (product(steps.reshape(t * n, f), p["wi"]) + p["b"]).reshape(t, n, -1)
     h = _recur_peep(z, p["wh"], p["peep"]) if "peep" in p else _recur(z, p["wh"])
     return h.transpose(1, 0, 2)
 
@@ -123,7 +140,8 @@ def _backward(saved: tuple[Tensor, ...], wh: Tensor, peep: Tensor | None, dh: Te
     # Everything that does not depend on the carried gradient, in one fused pass over all steps.
     to_c, to_o = o * (1 - squashed * squashed), squashed * o * (1 - o)
     to_i, to_f, to_g = g * i * (1 - i), old * f * (1 - f), i * (1 - g * g)
-    back = wh.T
+    # Transposed once, for all steps: left alone, XLA transposes inside every product, which takes twice as long.
+    back = lax.optimization_barrier(wh.T)
 
     def step(carry: tuple[Tensor, Tensor], s: tuple[Tensor, ...]) -> tuple[tuple[Tensor, Tensor], Tensor]:
         dh, dc = carry
@@ -143,7 +161,7 @@ def _backward(saved: tuple[Tensor, ...], wh: Tensor, peep: Tensor | None, dh: Te
     zero = jnp.zeros_like(h[0])
     _, dz = lax.scan(step, (zero, zero), (dh, to_c, to_o, to_i, to_f, to_g, f), reverse=True)
     t, n, units = h.shape
-    return dz, _before(h).reshape(t * n, units).T @ dz.reshape(t * n, -1), old
+    return dz, _gram(_before(h).reshape(t * n, units), dz.reshape(t * n, -1)), old
 
 
 @jax.custom_vjp  # type: ignore[untyped-decorator] # JAX's own
