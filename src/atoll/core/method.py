@@ -170,39 +170,41 @@ class Plan:
 
 async def federate(plan: Plan, memory: Tree | None = None) -> State:
     """Ask, combine, merge, look, keep, until a reason to stop. `memory` is what an earlier run kept."""
-    method = plan.method
-    state, history = _restore(memory) if memory else (method.init(plan.seed), History())
-    reason = f"all {plan.rounds} rounds done"
-    if not memory:
-        state, history = await _look(plan, state, history)
+    if memory:
+        state, history = _restore(memory)
+    else:
+        state = plan.method.init(plan.seed)
+        history = await _look(plan, state, History())
         await keep(_memory(state, history))
-    said = _said(plan, history) if memory else None
-    for t in range(history.t, plan.rounds) if not said else ():
-        share = method.share(state)
-        pick = plan.select.pick(t, Roster(plan.sizes, plan.online(t)), history, plan.seed)
-        if not len(pick.cohort):
-            await note("empty", round=t + 1)  # Poisson drew nobody, or all were offline: the model stays
-            history = replace(history, t=t + 1)
-        else:
-            question = {"share": share, "t": t}
-            vector, replies = await plan.gather(pick.cohort, question, pick.enough)
-            before = state["params"]
-            if len(replies):
-                mean = plan.codec.decode(vector, len(replies), (plan.seed, t, "server"))
-                _check(mean, replies, t)
-                state = method.merge(state, unflatten(mean, method.schema))
-            moved = float(np.linalg.norm(np.asarray(state["params"] - before)))
-            elapsed = replies.facts.get("elapsed", 0.0)
-            history = replace(history, t=t + 1, moved=moved, elapsed=elapsed, last=replies)
-            await note("round", round=t + 1, **_facts(plan, share, pick, replies), moved=moved)
-        if (t + 1) % plan.every == 0 or t + 1 == plan.rounds:
-            state, history = await _look(plan, state, history)
+    said = _said(plan, history)
+    while not said and history.t < plan.rounds:
+        state, history = await _round(plan, state, history)
+        if history.t % plan.every == 0 or history.t == plan.rounds:
+            history = await _look(plan, state, history)
         await keep(_memory(state, history))
         said = _said(plan, history)
-        if said:
-            break
-    await note("end", round=history.t, reason=said or reason)
+    await note("end", round=history.t, reason=said or f"all {plan.rounds} rounds done")
     return state
+
+
+async def _round(plan: Plan, state: State, history: History) -> tuple[State, History]:
+    """Ask a cohort and merge what it gives. Where nobody is there, or nobody answers, the model stays."""
+    method, t = plan.method, history.t
+    pick = plan.select.pick(t, Roster(plan.sizes, plan.online(t)), history, plan.seed)
+    if not len(pick.cohort):
+        await note("empty", round=t + 1)
+        return state, replace(history, t=t + 1)
+    share = method.share(state)
+    vector, replies = await plan.gather(pick.cohort, {"share": share, "t": t}, pick.enough)
+    before = state["params"]
+    if len(replies):
+        combined = plan.codec.decode(vector, len(replies), (plan.seed, t, "server"))
+        _check(combined, replies, t)
+        state = method.merge(state, unflatten(combined, method.schema))
+    moved = float(np.linalg.norm(np.asarray(state["params"] - before)))
+    await note("round", round=t + 1, **_facts(plan, share, pick, replies), moved=moved)
+    elapsed = replies.facts.get("elapsed", history.elapsed)
+    return state, replace(history, t=t + 1, moved=moved, elapsed=elapsed, last=replies)
 
 
 def _said(plan: Plan, history: History) -> str | None:
@@ -221,8 +223,8 @@ def _facts(plan: Plan, share: Tree, pick: Pick, replies: Replies) -> dict[str, A
     }
 
 
-def _check(mean: Array, replies: Replies, t: int) -> None:
-    if np.isfinite(mean).all():
+def _check(combined: Array, replies: Replies, t: int) -> None:
+    if np.isfinite(combined).all():
         return
     finite = replies.each.get("finite")
     bad = [] if finite is None else replies.parties[~finite].tolist()
@@ -233,7 +235,7 @@ def _check(mean: Array, replies: Replies, t: int) -> None:
     )
 
 
-async def _look(plan: Plan, state: State, history: History) -> tuple[State, History]:
+async def _look(plan: Plan, state: State, history: History) -> History:
     """Evaluate where the plan says and note what was seen."""
     share = plan.method.share(state)
     seen: dict[str, float] = {}
@@ -245,7 +247,7 @@ async def _look(plan: Plan, state: State, history: History) -> tuple[State, Hist
         spent = {name: replies.facts[name] for name in ("seconds", "compile", "died") if name in replies.facts}
         await note("look", round=history.t, room=room, **metrics, **spread, **spent)
     curves = {m: (*history.curves.get(m, ()), (history.t, v)) for m, v in seen.items()}
-    return state, replace(history, curves={**history.curves, **curves})
+    return replace(history, curves={**history.curves, **curves})
 
 
 def summarise(replies: Replies) -> tuple[dict[str, float], dict[str, Any]]:

@@ -32,7 +32,7 @@ class Server:
     def step(self, w: Array, change: Array, memory: Mapping[str, Any]) -> tuple[Array, Mapping[str, Any]]:
         """Move w by the change."""
         if self.optimiser.plain:
-            return w + np.asarray(self.lr, w.dtype) * change, memory
+            return (w + change if self.lr == 1 else w + np.asarray(self.lr, w.dtype) * change), memory
         import jax
         import optax
 

@@ -10,6 +10,8 @@ from atoll.core.keys import draw
 from atoll.core.party import Group
 from atoll.core.tree import Array
 
+_LAST = np.uint64(2**64 - 1)  # the ticket of a row that is padding
+
 
 class Batches(NamedTuple):
     """`rows[k, s]` are the rows of x and y that party k sees in step s; the first `real[k, s]` of them are real.
@@ -25,26 +27,27 @@ class Batches(NamedTuple):
 def batches(group: Group, epochs: int, batch: int | None) -> Batches:
     """Shuffle each party's samples anew for every epoch and cut them; without a batch size a step sees them all."""
     k, most = group.rows.shape
-    position = np.arange(most)
-    real = position < group.size[:, None]
     if batch is None:
-        count = np.repeat(group.size[:, None], epochs, 1)
-        return Batches(np.repeat(group.rows[:, None, :], epochs, 1), count, np.full(k, epochs))
+        real = np.repeat(group.size[:, None], epochs, 1)
+        return Batches(np.repeat(group.rows[:, None, :], epochs, 1), real, np.full(k, epochs))
     per_epoch = -(-most // batch)
     rows = np.zeros((k, epochs, per_epoch * batch), group.rows.dtype)
+    position = np.arange(most)
+    beyond = position >= group.size[:, None]
+    ragged = bool(beyond.any())
     for e in range(epochs):
-        address = draw(group.seed, "batch", group.t, e, group.me)[:, None]
-        order = np.argsort(np.where(real, draw(address, position) >> np.uint64(1), np.uint64(2**64 - 1)), axis=1)
-        rows[:, e, :most] = np.take_along_axis(group.rows, order, 1)
-    ends = np.minimum(np.maximum(group.size[:, None] - np.arange(per_epoch) * batch, 0), batch)
-    count = np.repeat(ends[:, None, :], epochs, 1)
-    rows, count = rows.reshape(k, epochs * per_epoch, batch), count.reshape(k, -1)
+        ticket = draw(draw(group.seed, "batch", group.t, e, group.me)[:, None], position) >> np.uint64(1)
+        if ragged:
+            ticket[beyond] = _LAST
+        rows[:, e, :most] = np.take_along_axis(group.rows, np.argsort(ticket, axis=1), 1)
+    real = np.clip(group.size[:, None] - np.arange(per_epoch) * batch, 0, batch)
+    rows, real = rows.reshape(k, epochs * per_epoch, batch), np.tile(real, (1, epochs))
     steps = epochs * -(-group.size // batch)
-    if (steps < count.shape[1]).any():  # steps of count 0 between two epochs move to the end
-        order = np.argsort(count == 0, axis=1, kind="stable")
+    if ragged and (steps < real.shape[1]).any():  # steps of no real row between two epochs move to the end
+        order = np.argsort(real == 0, axis=1, kind="stable")
         rows = np.take_along_axis(rows, order[:, :, None], 1)
-        count = np.take_along_axis(count, order, 1)
-    return Batches(rows, count, steps)
+        real = np.take_along_axis(real, order, 1)
+    return Batches(rows, real, steps)
 
 
 def round_up(n: int) -> int:

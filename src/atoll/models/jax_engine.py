@@ -149,9 +149,10 @@ def _padded(group: Group, plan: Batches, *, keep_steps: bool = False) -> tuple[T
     *lead, s, b = rows.shape
     long = s if keep_steps else round_up(s)
     wide = round_up(b) if b > 64 and (real < b).any() else b
-    ahead = [(0, 0)] * len(lead)
-    rows = np.pad(rows, (*ahead, (0, long - s), (0, wide - b)))
-    real = np.pad(real, (*ahead, (0, long - s)))
+    if (long, wide) != (s, b):
+        ahead = [(0, 0)] * len(lead)
+        rows = np.pad(rows, (*ahead, (0, long - s), (0, wide - b)))
+        real = np.pad(real, (*ahead, (0, long - s)))
     samples = group.samples
     if isinstance(samples.x, np.memmap):  # far too much to hand over: gather what these parties have
         kept, inverse = np.unique(rows, return_inverse=True)
@@ -191,7 +192,8 @@ def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tup
         return jax.nn.softplus(s) - y * s, (s > 0) == (y > 0), jnp.ones_like(s)
     y = y.astype(jnp.int32)
     # A product with the one-hot label: picking an entry would make the gradient a scatter, which is slow.
-    loss = jax.nn.logsumexp(scores, axis=-1) - (scores * jax.nn.one_hot(y, scores.shape[-1], dtype=scores.dtype)).sum(-1)
+    label = jax.nn.one_hot(y, scores.shape[-1], dtype=scores.dtype)
+    loss = jax.nn.logsumexp(scores, axis=-1) - (scores * label).sum(-1)
     right = scores.argmax(-1) == y
     if y.ndim == 1:
         return loss, right, jnp.ones_like(loss)

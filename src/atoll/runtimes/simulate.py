@@ -130,7 +130,8 @@ class Simulator:
         handler = self._worker.handlers[ask.what]
         width = 1 if self._loop else handler.width
         if width > 1:  # parties of like size go together, so that little is padded
-            sizes = np.diff(np.asarray(self._worker.rooms[handler.room].offsets))[who]
+            offsets = self._worker.rooms[handler.room].offsets
+            sizes = offsets[who + 1] - offsets[who]
             bucket = np.ceil(np.log2(np.maximum(sizes, 1)))
             who = who[np.lexsort((who, bucket))]
         return [
