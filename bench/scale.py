@@ -2,8 +2,8 @@
 
     python bench/scale.py [population] [folding]
 
-Each case runs in a process of its own. Memory is the peak of private (anonymous and shared, not file-backed) resident
-memory over the main process and its workers: pages of a mapped data file belong to the system's cache.
+Each case runs in a process of its own. Memory is the peak, over the main process and its workers, of resident memory
+that is backed by no file, shared pages counted once: pages of a mapped data file belong to the system's cache.
 """
 
 import argparse
@@ -20,12 +20,12 @@ import numpy as np
 
 
 def private(pid: int) -> float:
-    """MB of private and shared memory of a process and its children."""
+    """MB of memory of a process and its children that is backed by no file; a page that several share counts once."""
     total = 0
     for one in [pid, *children(pid)]:
         try:
-            for line in Path(f"/proc/{one}/status").read_text().splitlines():
-                if line.startswith(("RssAnon", "RssShmem")):
+            for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines():
+                if line.startswith(("Pss_Anon", "Pss_Shmem")):
                     total += int(line.split()[1])
         except OSError:
             continue
@@ -79,10 +79,12 @@ def case(kind: str, folder: str, cohort: int, rounds: int) -> None:
 
 
 def measured(kind: str, folder: str, cohort: int, rounds: int) -> tuple[float, float, float]:
-    command = [sys.executable, __file__, "--case", kind, folder, str(cohort), str(rounds)]
+    """Run a case twice, for its time and for its memory: looking at the memory of a process slows it down."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--case", kind, folder, str(cohort), str(rounds)]
+    timed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    record = json.loads(timed.stdout.strip().splitlines()[-1])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Peak(process.pid) as peak:
-        out = process.communicate()[0]
-    record = json.loads(out.strip().splitlines()[-1])
+        process.communicate()
     return float(np.median(record["rounds"])), peak.most, record["accuracy"]
 
 
@@ -96,7 +98,7 @@ def population() -> None:
             where = str(Path(folder, str(parties)))
             atoll.data.synthetic(parties, samples=20, spread=0.3, alpha=0.5, beta=0.5, folder=where)
             for cohort in (1000, 10_000) if parties > 1000 else (1000,):
-                seconds, memory, accuracy = measured("population", where, cohort, 40 if cohort == 1000 else 12)
+                seconds, memory, accuracy = measured("population", where, cohort, 60 if cohort == 1000 else 12)
                 speed = f"{seconds:.4f} | {cohort / seconds:,.0f}"
                 print(f"| {parties:,} | {cohort:,} | {speed} | {memory:.0f} | {accuracy:.3f} |", flush=True)
                 if cohort == 1000 and first is None:

@@ -7,7 +7,6 @@ import pytest
 
 import atoll
 
-
 H, C, LR = np.array([1.0, 10.0]), np.array([-1.0, 1.0]), 0.05
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,14 @@ class Silos:
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
         return (self[k] for k in range(len(self)))
+
+
+def _mapped(file: Path, name: str) -> Array:
+    """Map an array; offsets are small and looked up for everybody, so they are loaded."""
+    array: Array = np.load(file, mmap_mode=None if name == "offsets" else "r")
+    if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        array.base.madvise(mmap.MADV_RANDOM)  # a cohort is scattered: what lies around a party is not wanted
+    return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +121,7 @@ class Federated:
             if not (folder / f"{name}.x.npy").is_file():
                 return None
             files = {p: folder / f"{name}.{p}.npy" for p in ("x", "y", "offsets", "index")}
-            loaded = {p: np.load(f, mmap_mode="r") for p, f in files.items() if f.is_file()}
-            return Silos(**loaded)
+            return Silos(**{p: _mapped(f, p) for p, f in files.items() if f.is_file()})
 
         train = room("train")
         if train is None:
