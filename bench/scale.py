@@ -96,7 +96,7 @@ def population() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for parties in (1_000, 10_000, 100_000, 1_000_000):
             where = str(Path(folder, str(parties)))
-            atoll.data.synthetic(parties, samples=20, spread=0.3, alpha=0.5, beta=0.5, folder=where)
+            atoll.data.synthetic(parties, 0.0, 0.0, samples=20, spread=0.3, iid=True, folder=where)
             for cohort in (1000, 10_000) if parties > 1000 else (1000,):
                 seconds, memory, accuracy = measured("population", where, cohort, 60 if cohort == 1000 else 12)
                 speed = f"{seconds:.4f} | {cohort / seconds:,.0f}"

@@ -48,7 +48,7 @@ def test_tensorboard_reads_back_what_was_noted(run, tmp_path):
         got = seen.Scalars(name)
         assert [e.step for e in got] == [t for t, _ in curve]
         assert [e.value for e in got] == pytest.approx([v for _, v in curve], rel=1e-6)
-    assert b'name = "digits"' in seen.Tensors("job")[0].tensor_proto.string_val[0]
+    assert b'"name": "digits"' in seen.Tensors("job")[0].tensor_proto.string_val[0]
 
 
 def test_tensorboard_drops_what_a_resumed_run_does_again(tmp_path):
