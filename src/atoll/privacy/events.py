@@ -1,0 +1,103 @@
+"""What one round spends of the privacy budget, as a record that an accountant can read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, isfinite
+from typing import Literal, get_args
+
+Sampling = Literal["poisson", "fixed", "none"]
+Unit = Literal["party", "example"]
+Mechanism = Literal["gaussian", "local", "tree"]
+
+
+@dataclass(frozen=True)
+class Spend:
+    """One round's use of noise.
+
+    `multiplier` is the standard deviation of the noise over the L2 bound (the clip) of one unit's vector, whatever
+    the neighbouring relation; the accountant knows that replacing a vector moves a sum by two bounds.
+    """
+
+    multiplier: float
+    sampling: Sampling = "none"
+    rate: float = 1.0  # the probability that a unit takes part
+    unit: Unit = "party"
+    mechanism: Mechanism = "gaussian"
+    population: int | None = None  # units to sample from
+    times: int = 1  # runs of the mechanism a round, each on its own draw of the sample (local DP-SGD steps)
+    epoch: int | None = None  # rounds in one tree, in which a unit takes part at most once
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("sampling", Sampling), ("unit", Unit), ("mechanism", Mechanism)):
+            value = getattr(self, name)
+            if value not in get_args(kinds):
+                raise ValueError(f"{name}={value!r}: choose one of {', '.join(get_args(kinds))}")
+        if not (self.multiplier > 0 and isfinite(self.multiplier)):
+            raise ValueError(f"multiplier={self.multiplier}: privacy needs noise, a finite multiplier above 0")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate={self.rate}: a rate is above 0 and at most 1")
+        if self.times < 1:
+            raise ValueError(f"times={self.times}: a round runs its mechanism at least once")
+        if self.population is not None and self.population < 1:
+            raise ValueError(f"population={self.population}: somebody must take part, 1 or more")
+        self._check_sampling()
+        self._check_mechanism()
+
+    def _check_sampling(self) -> None:
+        if self.sampling == "none" and self.rate != 1:
+            raise ValueError(
+                f"rate={self.rate}: without declared sampling nothing is amplified, "
+                "so leave the rate at 1 or say how units are sampled"
+            )
+        if self.sampling == "fixed" and self.population is None:
+            raise ValueError("population=None: a sample of fixed size needs the number of units it is drawn from")
+
+    def _check_mechanism(self) -> None:
+        if self.mechanism == "local" and self.sampling != "none":
+            raise ValueError(
+                f"sampling={self.sampling!r}: whoever sees a local report knows whose it is, so use sampling='none'"
+            )
+        if self.mechanism != "tree":
+            if self.epoch is not None:
+                raise ValueError(f"epoch={self.epoch}: only mechanism='tree' has epochs, leave it out")
+            return
+        if self.epoch is None or self.epoch < 1:
+            raise ValueError(f"epoch={self.epoch}: mechanism='tree' needs the number of rounds in one tree, 1 or more")
+        if self.sampling != "none" or self.times != 1:
+            raise ValueError(
+                f"sampling={self.sampling!r}, times={self.times}: tree noise claims no sampling and runs once a round, "
+                "so use sampling='none' and times=1"
+            )
+
+    @property
+    def relation(self) -> str:
+        """Which two federations the promise calls neighbours.
+
+        A local report is there for all to see, and so is the size of a fixed sample: what can differ is its content.
+        """
+        if self.mechanism == "tree":
+            return "zero-out-one"
+        return "replace-one" if self.sampling == "fixed" or self.mechanism == "local" else "add-or-remove-one"
+
+    @property
+    def sensitivity(self) -> float:
+        """How far a neighbour moves the sum, in units of the L2 bound of one vector."""
+        return 2.0 if self.relation == "replace-one" else 1.0
+
+    @property
+    def sample(self) -> int | None:
+        """Units in a sample of fixed size; a fraction of a unit counts as a whole one."""
+        if self.sampling != "fixed" or self.population is None:
+            return None
+        return max(ceil(self.rate * self.population - 1e-9), 1)
+
+    def runs(self, rounds: int) -> int:
+        """Count how often the noise of one run meets the same unit in so many rounds.
+
+        In a tree, a unit's vector is part of one node on every level (Kairouz et al. 2021, appendix D).
+        """
+        if self.epoch is None:
+            return rounds * self.times
+        trees, rest = divmod(rounds, self.epoch)
+        return trees * self.epoch.bit_length() + rest.bit_length()
