@@ -21,6 +21,11 @@ def _named(at: Cohort, roster: Roster) -> Cohort:
     return at if roster.online is None else roster.online[at]
 
 
+def _some(number: int) -> None:
+    if number < 1:
+        raise ValueError(f"number={number}: ask at least one party")
+
+
 def _share(name: str, value: float) -> None:
     if not 0 < value <= 1:
         raise ValueError(f"{name}={value}: a fraction is above 0 and at most 1")
@@ -31,6 +36,7 @@ class All:
     """Everybody who is online, every round."""
 
     rate = 1.0
+    sampling = "none"
 
     def expected(self, parties: int) -> int:
         return parties
@@ -44,6 +50,7 @@ class Uniform:
     """A fixed fraction C of the parties, at least one, uniformly without replacement (McMahan's C)."""
 
     fraction: float = 0.1
+    sampling = "fixed"
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= 1:
@@ -66,10 +73,10 @@ class Count:
 
     number: int = 10
     rate = None
+    sampling = "fixed"
 
     def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ValueError(f"number={self.number}: ask at least one party")
+        _some(self.number)
 
     def expected(self, parties: int) -> int:
         return min(self.number, parties)
@@ -79,10 +86,36 @@ class Count:
 
 
 @dataclass(frozen=True)
+class InTurn:
+    """A fixed number of parties in turn, in an order that is drawn anew when all have had theirs."""
+
+    number: int = 10
+    rate = None
+
+    def __post_init__(self) -> None:
+        _some(self.number)
+
+    def expected(self, parties: int) -> int:
+        return min(self.number, parties)
+
+    def epoch(self, parties: int) -> int:
+        """Rounds in which every party has one turn."""
+        return -(-parties // self.number)
+
+    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
+        parties = len(roster.sizes)
+        epoch, turn = divmod(t, self.epoch(parties))
+        order = rng(seed, "in turn", epoch).permutation(parties)
+        mine = np.sort(order[turn * self.number : (turn + 1) * self.number])
+        return Pick(mine if roster.online is None else np.intersect1d(mine, roster.online))
+
+
+@dataclass(frozen=True)
 class Poisson:
     """Every party by its own coin of this rate: cohorts vary in size, privacy is amplified as accountants assume."""
 
     rate: float = 0.1
+    sampling = "poisson"
 
     def __post_init__(self) -> None:
         _share("rate", self.rate)
@@ -123,6 +156,9 @@ class Over:
     rate = None
 
     def __post_init__(self) -> None:
+        if getattr(self.select, "counts", False):
+            name = type(self.select).__name__
+            raise ValueError(f"Over({name}): parties outside of its own choice would be asked; use {name} alone")
         if self.factor < 1:
             raise ValueError(f"factor={self.factor}: over-selection asks at least as many as are needed, 1.0 or more")
 
