@@ -13,12 +13,15 @@ import atoll
 
 SOURCE = Path(atoll.__file__).parent
 CORE = {"core"}
-PARTS = CORE | {"stages", "combine", "select", "models", "data"}
+PARTS = CORE | {"stages", "combine", "select", "models", "data", "privacy", "crypto"}
 JOB = PARTS | {"methods", "stop", "job", "catalogue", "jobfile", "jobs"}
 MAY_IMPORT = {
     "core": CORE,
-    "stages": CORE | {"stages"},
-    "combine": CORE | {"combine"},
+    "crypto": {"crypto"},
+    "privacy": CORE | {"privacy", "crypto"},
+    "attacks": CORE | {"attacks"},
+    "stages": CORE | {"stages", "privacy"},
+    "combine": CORE | {"combine", "crypto"},
     "select": CORE | {"select"},
     "models": CORE | {"models"},
     "data": CORE | {"data"},
@@ -32,8 +35,9 @@ MAY_IMPORT = {
     "job": PARTS,
     "jobfile": JOB,
     "run": JOB | {"runtimes", "journal", "report", "run"},
+    "calibrate": JOB,
     "compare": JOB | {"run"},
-    "cli": JOB | {"runtimes", "journal", "report", "run", "compare", "cli"},
+    "cli": JOB | {"runtimes", "journal", "report", "run", "compare", "calibrate", "cli"},
 }
 
 
@@ -70,7 +74,10 @@ def test_public_names_are_there() -> None:
 
 @pytest.mark.parametrize("code", ["import atoll", "from atoll.cli.app import app", "import atoll.testing, atoll.job"])
 def test_nothing_heavy_is_imported_early(code: str) -> None:
-    heavy = "('jax', 'torch', 'optax', 'sklearn', 'matplotlib', 'ray', 'grpc', 'pandas', 'pyarrow')"
+    heavy = (
+        "('jax', 'torch', 'optax', 'sklearn', 'matplotlib', 'ray', 'grpc', 'pandas', 'pyarrow', 'dp_accounting', "
+        "'scipy', 'tenseal')"
+    )
     script = f"import sys; {code}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "atoll.combine": ("Each", "Mean", "Median", "Sum", "TrimmedMean"),
+    "atoll.combine": ("Each", "EncryptedSum", "LightSum", "Mean", "Median", "SecureSum", "Sum", "TrimmedMean"),
+    "atoll.calibrate": ("calibrate",),
     "atoll.compare": ("compare",),
     "atoll.core.method": ("Diverged",),
     "atoll.core.wire": ("Mismatch",),
@@ -20,10 +21,14 @@ _HOMES = {
     "atoll.report.explain": ("explain",),
     "atoll.run": ("Run", "simulate"),
     "atoll.select": (
-        "All", "Always", "BySize", "Count", "Diurnal", "Flaky", "Over", "Poisson", "Trace", "Uniform",
+        "All", "Always", "Batches", "BySize", "Count", "Diurnal", "Flaky", "InTurn", "LeastServed", "Over", "Partition",
+        "Poisson", "Trace", "Uniform",
     ),
-    "atoll.stages": ("Average", "Clip", "Weigh"),
-    "atoll.stop": ("Patience", "Still", "Target", "WallTime"),
+    "atoll.stages": (
+        "Average", "Clip", "Gaussian", "LowRank", "Quantise", "RandomK", "Ring", "Rotate", "Sign", "TopK", "Tree",
+        "Weigh",
+    ),
+    "atoll.stop": ("Budget", "Patience", "Still", "Target", "WallTime"),
 }  # fmt: skip
 _ROOMS = ("data", "models", "testing")
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}

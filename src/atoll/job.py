@@ -15,6 +15,7 @@ from atoll.core.party import Handler
 from atoll.core.tree import Array
 from atoll.core.wire import Codec, Combine, Mismatch, Stage, Wire
 from atoll.data.federated import Federated, Silos
+from atoll.privacy.ledger import Ledger, ledger_of
 from atoll.select import Always, Uniform
 from atoll.select.available import Availability, latency, lost
 from atoll.stages import Weigh
@@ -61,6 +62,7 @@ class Assembled:
     rooms: Mapping[str, Silos]
     wire: Wire
     codec: Codec = field(repr=False)
+    ledger: Ledger | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def assemble(job: Job, data: Federated, seed: int = 0) -> Assembled:
     """Put a job and data together; raise Mismatch where two parts cannot stand next to each other."""
     method: Method = bind(job.method, data)
     dtype = _dtype(method)
-    start = Wire(method.schema.size, job.select.expected(len(data)), dtype, bits=8.0 * np.dtype(dtype).itemsize)
+    cohort = job.select.expected(len(data))
+    start = Wire(method.schema.size, cohort, dtype, shapes=_shapes(method), floor=cohort if _whole(job.select) else 0)
     stages = tuple(job.channel.stages)
     wire, codec = codec_of(stages, start)
     if method.mean and not wire.mean:
@@ -108,21 +111,45 @@ def assemble(job: Job, data: Federated, seed: int = 0) -> Assembled:
     if not method.mean and wire.mean:
         name = type(method).__name__
         raise Mismatch(f"{name} needs the sum of its statistics: take Weigh() or Average() out of the stages")
-    gather = job.channel.combine(wire)
+    combine = job.channel.combine
+    gather = combine(wire)
     rooms = {"train": data.train} | {n: r for n, r in (("own", data.own), ("test", data.test)) if r is not None}
     looks = tuple(room for room in ("test", "own") if room in rooms)
+    ledger, stops = _ledger(job, method, wire, data.train.sizes)
     handlers: dict[str, Handler] = {"contribute": Contribute(method, stages, start)}
     handlers |= {f"judge.{room}": Judge(method, room) for room in looks}
     plan = Plan(
         method, job.select, gather, codec, wire, job.rounds, seed, data.train.sizes, _online(job, data, seed),
-        job.stop, job.every, looks, len(data.test) if data.test is not None else 0,
+        stops, job.every, looks, len(data.test) if data.test is not None else 0,
+        combine.bytes(wire) if hasattr(combine, "bytes") else wire.bytes, ledger.spent if ledger else None,
     )  # fmt: skip
-    return Assembled(replace(job, method=method), plan, handlers, rooms, wire, codec)
+    return Assembled(replace(job, method=method), plan, handlers, rooms, wire, codec, ledger)
+
+
+def _ledger(job: Job, method: Method, wire: Wire, sizes: Array) -> tuple[Ledger | None, list[Stop]]:
+    """Open the accounts of a job, and tell its budgets of them."""
+    budgets: list[Any] = [stop for stop in job.stop if hasattr(stop, "bound")]
+    deltas = {unit: b.delta for b in budgets for unit in (b.unit or "party", b.unit or "example") if b.delta}
+    steady = type(job.availability) is Always
+    ledger = ledger_of(wire, job.select, method, sizes, steady=steady, rounds=job.rounds, deltas=deltas)
+    return ledger, [stop.bound(ledger) if stop in budgets else stop for stop in job.stop]  # type: ignore[attr-defined]
 
 
 def _dtype(method: Any) -> str:
     model = getattr(method, "model", None)
     return "float64" if model is None else model.dtype
+
+
+def _whole(select: Any) -> bool:
+    """Say whether a sum may be opened only if everybody who was asked is in it."""
+    return bool(getattr(select, "whole", False))
+
+
+def _shapes(method: Any) -> tuple[tuple[int, ...], ...]:
+    """Say which arrays stand in a contribution: the model's own, where it is a change of the model."""
+    model = getattr(method, "model", None)
+    schema = model.schema if model is not None and model.size == method.schema.size else method.schema
+    return tuple(shape for _, shape in schema.leaves)
 
 
 def _online(job: Job, data: Federated, seed: int) -> Callable[[int], Cohort | None]:

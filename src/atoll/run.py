@@ -175,6 +175,10 @@ def describe(assembled: Assembled, data: Federated, seed: int) -> dict[str, Any]
     from atoll.jobfile import to_table
 
     job, wire = assembled.job, assembled.wire
+    accounts = assembled.ledger.accounts if assembled.ledger else ()
+    privacy: dict[str, Any] = {f"epsilon_{a.spend.unit}_means": a.words() for a in accounts[1:]}
+    for a in accounts[:1]:
+        privacy |= {"words": a.words(), "delta": a.delta, "epsilon_planned": a.epsilon(job.rounds), "simulated": True}
     shown, counts = data.label_counts()
     sizes = data.train.sizes
     return {
@@ -182,7 +186,9 @@ def describe(assembled: Assembled, data: Federated, seed: int) -> dict[str, Any]
         "parties": len(data),
         "parameters": job.method.schema.size,
         "cohort": wire.cohort,
-        "bytes_per_vector": wire.bytes,
+        "bytes_per_vector": assembled.plan.up,
+        "seen": dict(job.channel.combine.seen(wire)),
+        **({"privacy": privacy} if privacy else {}),
         "kind": data.kind,
         "classes": data.classes,
         "names": [data.parties[k] for k in shown] if data.parties else [],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from atoll.core.method import History, lower_is_better
+from atoll.core.method import History, Stop, lower_is_better
 from atoll.core.wire import Mismatch
 
 
@@ -29,6 +30,44 @@ class Target:
         t, value = curve[-1]
         reached = value <= self.value if lower_is_better(self.metric) else value >= self.value
         return f"{self.metric} reached {value:.4g} in round {t} (target {self.value:g})" if reached else None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Stop before the round that would spend more than ε at this δ (none: N^-1.1 for N units).
+
+    `unit` names what the budget is for, "party" or "example", where noise protects both.
+    """
+
+    epsilon: float
+    delta: float | None = None
+    unit: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise ValueError(f"Budget(epsilon={self.epsilon}): a budget is above 0")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"Budget(delta={self.delta}): a delta is above 0 and below 1")
+        if self.unit not in (None, "party", "example"):
+            raise ValueError(f"Budget(unit={self.unit!r}): a unit is a 'party' or an 'example'")
+
+    def __call__(self, history: History) -> str | None:
+        raise Mismatch("Budget() counts what noise spends, and is bound to it when a job is assembled")
+
+    def bound(self, ledger: Any) -> Stop:
+        """Return the stop that knows what a round spends."""
+        if ledger is None:
+            raise Mismatch("Budget() counts what noise spends, and this job adds none: put Gaussian() into its stages")
+        account = ledger.of(self.unit)
+        allowed = account.rounds_within(self.epsilon)
+        if not allowed:
+            one = account.epsilon(1)
+            raise Mismatch(
+                f"one round alone spends epsilon {one:.3g} of a budget of {self.epsilon:g}: add more noise "
+                f"(`atoll calibrate JOB --epsilon {self.epsilon:g}` says how much)"
+            )
+        spent = f"the budget of epsilon {self.epsilon:g} at delta {account.delta:g} allows {allowed:,} rounds"
+        return lambda history: spent if history.t >= allowed else None
 
 
 @dataclass(frozen=True)

@@ -53,3 +53,13 @@ def test_missing_data_is_said_in_a_sentence(name: str, tmp_path: Path, monkeypat
     text = printed(name, tmp_path, *options)
     assert text.startswith("skipped: mnist/")
     assert text.count("\n") == 1
+
+
+def test_compression(tmp_path: Path) -> None:
+    assert "TopK" in printed("compress_mnist", tmp_path, "--quick")
+
+
+def test_rsa_is_not_enough(tmp_path: Path) -> None:
+    text = printed("rsa_is_not_enough", tmp_path)
+    assert re.search(r"RSA +E\(a\)·E\(b\) decrypts to a\+b +no", text)
+    assert re.search(r"Paillier +E\(a\)·E\(b\) decrypts to a\+b +yes", text)

@@ -70,6 +70,21 @@ def explain(job: JobName = "digits", sets: Sets = None) -> None:
 
 
 @app.command()
+def calibrate(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="a job file (.toml) whose stages add noise")],
+    epsilon: Annotated[float, typer.Option(help="the most that all rounds together may spend")],
+    delta: Annotated[float | None, typer.Option(help="at this delta; default: N^-1.1 for N parties")] = None,
+    rounds: Annotated[int | None, typer.Option(help="how many rounds, instead of what the job says")] = None,
+    sets: Sets = None,
+) -> None:
+    """Say how much noise a job needs to stay within a privacy budget."""
+    from atoll.cli.calibrate import calibrate_job
+
+    overrides = [*(sets or []), *([f"rounds={rounds}"] if rounds is not None else [])]
+    calibrate_job(job, overrides, epsilon, delta)
+
+
+@app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]) -> None:
     """Write a run's HTML report again."""
     from atoll.cli.report import report_run

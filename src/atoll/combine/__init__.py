@@ -1,6 +1,8 @@
 """Combine: how a cohort's vectors become one. A combine knows vectors and the order of talk, never data."""
 
 from atoll.combine.each import Each, Sum
+from atoll.combine.encrypted import EncryptedSum
 from atoll.combine.rules import Mean, Median, TrimmedMean
+from atoll.combine.secure import LightSum, SecureSum
 
-__all__ = ["Each", "Mean", "Median", "Sum", "TrimmedMean"]
+__all__ = ["Each", "EncryptedSum", "LightSum", "Mean", "Median", "SecureSum", "Sum", "TrimmedMean"]

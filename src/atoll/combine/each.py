@@ -14,7 +14,7 @@ from atoll.core.wire import Gather, Gathered, Mismatch, Question, Rule, Wire
 def plainly(wire: Wire) -> Mapping[str, str]:
     """Say who sees what when vectors go to the server as they are."""
     bound = f", no longer than {wire.l2:g}" if wire.l2 is not None else ""
-    noisy = " with noise of its own" if wire.noise else ""
+    noisy = " with noise of its own" if any(event.where == "local" for event in wire.noise) else ""
     return {
         "server": f"each party's vector{noisy}{bound}, one by one",
         "other parties": "the shared model only",
@@ -30,6 +30,9 @@ class Sum:
         return plainly(wire)
 
     def __call__(self, wire: Wire) -> Gather:
+        if any(event.where == "distributed" for event in wire.noise):
+            raise Mismatch("one party's share of distributed noise hides nothing: combine with SecureSum()")
+
         async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
             replies = await ask(cohort, "contribute", question, enough=enough, fold=("vector",))
             # Where nobody answered there is no sum, and nobody asks for it.

@@ -12,7 +12,7 @@ import numpy as np
 from atoll.core.effects import Cohort, Replies, ask, keep, note
 from atoll.core.party import Group, Memory
 from atoll.core.tree import Array, Schema, Tree, flatten, leaves, unflatten
-from atoll.core.wire import About, Codec, Gather, Stage, Wire, chain
+from atoll.core.wire import About, Codec, Gather, Heard, Stage, Wire, chain, facts_of
 
 State = Mapping[str, Any]
 
@@ -56,6 +56,7 @@ class Contribute:
     stages: tuple[Stage, ...]
     wire: Wire  # as it is before the first stage
     room: str = "train"
+    watched: bool = True  # in a simulation facts of each party may be noted that no server would see
 
     @property
     def width(self) -> int:
@@ -66,9 +67,10 @@ class Contribute:
         rows = flatten(vector, self.method.schema)
         # A sum is finite only if every number is: one pass, no mask.
         finite = np.isfinite(rows.sum(axis=1))
-        about = About(np.asarray(weight, rows.dtype), group.seed, group.t, group.me)
+        about = About(np.asarray(weight, rows.dtype), group.seed, group.t, group.me, body.get("told", {}))
         rows, memory = codec_of(self.stages, self.wire)[1].encode(rows, group.memory, about)
-        return {"vector": rows, "finite": finite}, memory
+        kept, facts = facts_of(memory)
+        return {"vector": rows, "finite": finite, **(facts if self.watched else {})}, kept
 
 
 @lru_cache(maxsize=16)
@@ -102,6 +104,7 @@ class History:
     moved: float | None = None
     curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     last: Replies | None = None
+    served: Array | None = None  # how often each party was asked, if the select wants to know
 
     def best(self, metric: str) -> tuple[int, float] | None:
         """Return (round, value) of the best value so far: the lowest loss, else the highest."""
@@ -135,7 +138,11 @@ class Pick(NamedTuple):
 
 
 class Select(Protocol):
-    """Who takes part in a round. `rate` is the probability of a party's taking part, where that is a promise."""
+    """Who takes part in a round. `rate` is the probability of a party's taking part, where that is a promise.
+
+    A select with a true `counts` finds in `history.served` how often each party was asked. `sampling`, if it has one,
+    says how parties are drawn ("poisson", "fixed", "none"): the accountant claims nothing for any other.
+    """
 
     @property
     def rate(self) -> float | None: ...
@@ -166,45 +173,56 @@ class Plan:
     every: int = 1
     rooms: tuple[str, ...] = ()  # where to evaluate: "test", "own"
     parts: int = 0  # of the central test set
+    up: int = 0  # bytes that a party sends in a round
+    spent: Callable[..., Mapping[str, Any]] | None = None  # what so many rounds spend
 
 
 async def federate(plan: Plan, memory: Tree | None = None) -> State:
     """Ask, combine, merge, look, keep, until a reason to stop. `memory` is what an earlier run kept."""
     if memory:
-        state, history = _restore(memory)
+        state, channel, history = _restore(memory)
     else:
-        state = plan.method.init(plan.seed)
-        history = await _look(plan, state, History())
-        await keep(_memory(state, history))
+        state, channel = plan.method.init(plan.seed), plan.codec.start
+        served = np.zeros(len(plan.sizes), np.int64) if getattr(plan.select, "counts", False) else None
+        history = await _look(plan, state, History(served=served))
+        await keep(_memory(state, channel, history))
     said = _said(plan, history)
     while not said and history.t < plan.rounds:
-        state, history = await _round(plan, state, history)
+        state, channel, history = await _round(plan, state, channel, history)
         if history.t % plan.every == 0 or history.t == plan.rounds:
             history = await _look(plan, state, history)
-        await keep(_memory(state, history))
+        await keep(_memory(state, channel, history))
         said = _said(plan, history)
-    await note("end", round=history.t, reason=said or f"all {plan.rounds} rounds done")
+    spent = plan.spent(history.t, last=True) if plan.spent else {}
+    await note("end", round=history.t, reason=said or f"all {plan.rounds} rounds done", **spent)
     return state
 
 
-async def _round(plan: Plan, state: State, history: History) -> tuple[State, History]:
-    """Ask a cohort and merge what it gives. Where nobody is there, or nobody answers, the model stays."""
+async def _round(plan: Plan, state: State, channel: Tree, history: History) -> tuple[State, Tree, History]:
+    """Ask a cohort and merge what it gives. Where nobody is there, or too few answer, the model stays."""
     method, t = plan.method, history.t
     pick = plan.select.pick(t, Roster(plan.sizes, plan.online(t)), history, plan.seed)
+    spent = plan.spent(t + 1) if plan.spent else {}
     if not len(pick.cohort):
-        await note("empty", round=t + 1)
-        return state, replace(history, t=t + 1)
+        await note("empty", round=t + 1, **spent)
+        return state, channel, replace(history, t=t + 1)
     share = method.share(state)
-    vector, replies = await plan.gather(pick.cohort, {"share": share, "t": t}, pick.enough)
+    told = {name: channel[name] for name in plan.codec.tells}
+    question = {"share": share, "t": t, **({"told": told} if told else {})}
+    vector, replies = await plan.gather(pick.cohort, question, pick.enough)
     before = state["params"]
-    if len(replies):
-        combined = plan.codec.decode(vector, len(replies), (plan.seed, t, "server"))
+    seen: dict[str, Any] = {}
+    if len(replies) >= max(plan.wire.floor, 1):
+        combined, after = plan.codec.decode(vector, channel, Heard(len(replies), plan.seed, t))
+        channel, seen = facts_of(after)
         _check(combined, replies, t)
         state = method.merge(state, unflatten(combined, method.schema))
     moved = float(np.linalg.norm(np.asarray(state["params"] - before)))
-    await note("round", round=t + 1, **_facts(plan, share, pick, replies), moved=moved)
-    elapsed = replies.facts.get("elapsed", history.elapsed)
-    return state, replace(history, t=t + 1, moved=moved, elapsed=elapsed, last=replies)
+    await note("round", round=t + 1, **_facts(plan, share, pick, replies), **seen, **spent, moved=moved)
+    elapsed, served = replies.facts.get("elapsed", history.elapsed), history.served
+    if served is not None:
+        served = served + np.bincount(pick.cohort, minlength=len(served))
+    return state, channel, replace(history, t=t + 1, moved=moved, elapsed=elapsed, last=replies, served=served)
 
 
 def _said(plan: Plan, history: History) -> str | None:
@@ -214,11 +232,15 @@ def _said(plan: Plan, history: History) -> str | None:
 def _facts(plan: Plan, share: Tree, pick: Pick, replies: Replies) -> dict[str, Any]:
     down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
     said = {k: v for k, v in replies.facts.items() if k != "elapsed"}
+    each = {k: float(np.mean(v)) for k, v in replies.each.items() if k not in ("vector", "finite") and len(v)}
+    short = {"needed": plan.wire.floor} if len(replies) < plan.wire.floor else {}
     return {
         "asked": len(pick.cohort),
         "answered": len(replies),
-        "bytes_up": plan.wire.bytes * len(replies),
+        "bytes_up": plan.up * said.get("answered", len(replies)),
         "bytes_down": down * len(pick.cohort),
+        **each,
+        **short,
         **said,
     }
 
@@ -257,20 +279,15 @@ def summarise(replies: Replies) -> tuple[dict[str, float], dict[str, Any]]:
     some = n > 0
     total = max(n.sum(), 1.0)
     metrics = {"loss": each["loss"].sum() / total}
-    score = None
-    if "correct" in each:
-        metrics["accuracy"] = each["correct"].sum() / total
-        score = each["correct"][some] / n[some]
-    else:
-        metrics["mse"] = each["squares"].sum() / total
+    name, sign, sums = ("accuracy", 1.0, each["correct"]) if "correct" in each else ("mse", -1.0, each["squares"])
+    metrics[name] = sums.sum() / total
+    if name == "mse":
         spread = each["yy"].sum() - each["y"].sum() ** 2 / total
-        metrics["r2"] = 1.0 - each["squares"].sum() / spread if spread > 0 else 0.0
-        score = -each["squares"][some] / n[some]
+        metrics["r2"] = 1.0 - sums.sum() / spread if spread > 0 else 0.0
+    score = sign * sums[some] / n[some]
     parties: dict[str, Any] = {"parties": int(some.sum())}
     if len(score) > 1:
         worst = np.sort(score)[: max(1, len(score) // 10)]
-        name = "accuracy" if "correct" in each else "mse"
-        sign = 1.0 if "correct" in each else -1.0
         parties[f"{name}.mean"] = float(sign * score.mean())
         parties[f"{name}.worst10"] = float(sign * worst.mean())
         parties[f"{name}.best"] = float(sign * score.max())
@@ -279,14 +296,15 @@ def summarise(replies: Replies) -> tuple[dict[str, float], dict[str, Any]]:
     return {name: float(value) for name, value in metrics.items()}, parties
 
 
-def _memory(state: State, history: History) -> Tree:
+def _memory(state: State, channel: Tree, history: History) -> Tree:
     curves = {name: np.asarray(curve, np.float64) for name, curve in history.curves.items()}
-    moved = {} if history.moved is None else {"moved": history.moved}
-    return {"state": state, "t": history.t, "elapsed": history.elapsed, "curves": curves, **moved}
+    some = {"moved": history.moved, "served": history.served, "channel": dict(channel) or None}
+    kept = {name: value for name, value in some.items() if value is not None}
+    return {"state": state, "t": history.t, "elapsed": history.elapsed, "curves": curves, **kept}
 
 
-def _restore(memory: Tree) -> tuple[State, History]:
+def _restore(memory: Tree) -> tuple[State, Tree, History]:
     curves = {name: tuple((int(t), float(v)) for t, v in curve) for name, curve in memory.get("curves", {}).items()}
     moved = float(memory["moved"]) if "moved" in memory else None
-    history = History(int(memory["t"]), float(memory["elapsed"]), moved, curves)
-    return memory["state"], history
+    history = History(int(memory["t"]), float(memory["elapsed"]), moved, curves, served=memory.get("served"))
+    return memory["state"], memory.get("channel", {}), history

@@ -17,7 +17,8 @@ from atoll.report.units import in_bytes
 def explain(job: Job, data: Federated, seed: int = 0) -> str:
     """Say what a job on this data would do; raise Mismatch where it makes no sense."""
     assembled = assemble(job, data, seed)
-    blocks = [_what(assembled, data), _cost(assembled, data), _pipeline(assembled), _seen(assembled), _end(assembled)]
+    parts = (_what, _cost, _pipeline, _seen, _privacy, _end)
+    blocks = [part(assembled, data) for part in parts]
     return "\n\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in blocks)
 
 
@@ -47,7 +48,7 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     method = a.plan.method
     share = method.share(method.init(a.plan.seed))
     down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
-    up, cohort, rounds = a.wire.bytes, a.wire.cohort, a.job.rounds
+    up, cohort, rounds = a.plan.up, a.wire.cohort, a.job.rounds
     per_party = rounds * cohort / len(data)
     lines = [
         f"a party sends {in_bytes(up)} and receives {in_bytes(down)} in a round it takes part in",
@@ -63,14 +64,15 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     return "cost", lines
 
 
-def _pipeline(a: Assembled) -> tuple[str, list[str]]:
+def _pipeline(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     parts = [*a.job.channel.stages, a.job.channel.combine]
     lines = [f"{i}. {_named(part)}: {_first(part)}" for i, part in enumerate(parts, 1)]
     if isinstance(a.job.channel.combine, Each):
         lines[-1] += f" Here: {_first(a.job.channel.combine.rule)}"
     wire = a.wire
-    known = [f"{wire.size:,} numbers of {wire.bits:g} bits"]
-    known.append(f"no longer than {wire.l2:g}" if wire.l2 is not None else "of unbounded length")
+    known = [f"{wire.size:,} numbers in {in_bytes(wire.bytes)}"]
+    whole = f"whole numbers modulo 2^{wire.ring.bit_length() - 1}" if wire.ring else ""
+    known += [whole] if whole else [f"no longer than {wire.l2:g}" if wire.l2 is not None else "of unbounded length"]
     known.append("weighted by examples" if wire.weighted else "every party one voice" if wire.mean else "summed")
     return "what happens to a party's vector", [*lines, f"so it travels as {', '.join(known)}"]
 
@@ -83,13 +85,38 @@ def _named(part: Any) -> str:
     return f"{said['use']}({fields})"
 
 
-def _seen(a: Assembled) -> tuple[str, list[str]]:
+def _seen(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     seen = a.job.channel.combine.seen(a.wire)
-    lines = [f"{who}: {what}" for who, what in seen.items()]
-    spent = "no noise is added: nothing here is differentially private" if not a.wire.noise else "see the ledger"
-    return "who sees what", [*lines, spent]
+    return "who sees what", [f"{who}: {what}" for who, what in seen.items()]
 
 
-def _end(a: Assembled) -> tuple[str, list[str]]:
+_HIDES = {
+    "local": "from the server too: each party adds noise of its own before it sends",
+    "central": "from whoever sees the models, not from the server, which adds the noise",
+    "distributed": "from the server too: noise is added in shares, and only the noisy sum is opened",
+    "tree": "from whoever sees the models, not from the server, which adds the noise",
+}
+
+
+def _privacy(a: Assembled, data: Federated) -> tuple[str, list[str]]:
+    """Say what the noise promises, with everything that must stand beside an ε."""
+    if a.ledger is None:
+        return "differential privacy", ["no noise is added: nothing here is differentially private"]
+    lines = [f"hides one party {_HIDES[event.where]}" for event in a.wire.noise]
+    for account in a.ledger.accounts:
+        if account.spend.unit == "example":
+            lines.append("hides one example of a party from everybody else: its noise is inside local training")
+        lines.append(
+            f"epsilon {account.epsilon(a.job.rounds):.3g} after all {a.job.rounds:,} rounds ({account.words()})"
+        )
+    if a.wire.floor:
+        lines.append(f"at least {a.wire.floor:,} parties a round must be honest and answer; else nothing is opened")
+    return "differential privacy", [
+        *lines,
+        "in a simulation the noise is simulated: drawn by address, so that runs repeat",
+    ]
+
+
+def _end(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     lines = [f"after {a.job.rounds:,} rounds", *(f"{_named(s)}: {_first(s)}" for s in a.job.stop)]
     return "ends (whichever comes first)", lines

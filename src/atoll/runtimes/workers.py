@@ -66,4 +66,5 @@ class Worker:
 
 
 def _add(rows: Array) -> Array:
-    return rows[0] if len(rows) == 1 else np.add.reduce(rows, axis=0)
+    # Integers stay of their kind: in a ring a sum wraps around.
+    return rows[0] if len(rows) == 1 else np.add.reduce(rows, axis=0, dtype=rows.dtype)

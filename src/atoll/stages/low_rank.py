@@ -1,0 +1,125 @@
+"""Send matrices by few of their rows, in a random basis that all parties share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll.core.keys import uniform
+from atoll.core.tree import Array
+from atoll.core.wire import About, Codec, Heard, Mismatch, Wire
+from atoll.stages.forms import Address, common, compressing, real, steady, tail
+
+
+class Leaf(NamedTuple):
+    """One array of the vector as a matrix, and how many numbers of it travel."""
+
+    number: int
+    rows: int
+    columns: int
+    rank: int  # 0: it travels as it is
+
+    @property
+    def size(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def sent(self) -> int:
+        return self.rank * min(self.rows, self.columns) if self.rank else self.size
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Project every matrix of the model on `rank` random directions, drawn anew each round and the same for all.
+
+    Konečný et al. 2016 with a common basis: of a matrix with m rows, the longer side, rank rows travel. Lists of
+    numbers and small matrices travel as they are. It is linear, so sums, rings, masks and noise work on what is sent.
+    With `feedback` a party adds what was projected away to its next vector, and the bound is erased; without, the
+    bound stays.
+    """
+
+    rank: int = 4
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"LowRank(rank={self.rank}): at least one direction")
+
+    def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
+        real(wire, "LowRank()")
+        if sum(map(prod, wire.shapes)) != wire.size:
+            raise Mismatch(
+                "LowRank() needs the shapes of the model's arrays, which an earlier stage has dissolved: "
+                "put LowRank() before RandomK(), Rotate() and others that change the vector's size"
+            )
+        if self.feedback:
+            steady(wire, "LowRank(feedback=True)")
+        shapes = wire.shapes[:-1] if tail(wire) else wire.shapes
+        leaves = [_leaf(number, shape, self.rank) for number, shape in enumerate(shapes)]
+        size = sum(leaf.sent for leaf in leaves)
+
+        def project(y: Array, about: About | Heard) -> Array:
+            out = [_project(part, leaf, about) for leaf, part in _parts(y, leaves, [leaf.size for leaf in leaves])]
+            return np.concatenate(out, axis=1)
+
+        def lift(y: Array, about: About | Heard) -> Array:
+            out = [_lift(part, leaf, about) for leaf, part in _parts(y, leaves, [leaf.sent for leaf in leaves])]
+            return np.concatenate(out, axis=1)
+
+        # What rounding can add to a product of matrices, at worst.
+        longest = max((max(leaf.rows, leaf.columns) for leaf in leaves if leaf.rank), default=0)
+        slack = 1 + longest * sqrt(self.rank) * float(np.finfo(wire.dtype).eps)
+        l2 = None if self.feedback or wire.l2 is None else wire.l2 * slack
+        after = replace(wire, size=size + tail(wire), l2=l2, shapes=())
+        return after, compressing(wire, self.feedback, project, lift)
+
+
+def _leaf(number: int, shape: tuple[int, ...], rank: int) -> Leaf:
+    """See an array as the matrix that is nearest to a square, cut between two of its axes."""
+    sides = [(prod(shape[:cut]), prod(shape[cut:])) for cut in range(1, len(shape))]
+    rows, columns = min(sides, key=max, default=(prod(shape), 1))
+    compressed = len(shape) > 1 and rank < max(rows, columns)
+    return Leaf(number, rows, columns, rank if compressed else 0)
+
+
+def _parts(y: Array, leaves: list[Leaf], sizes: list[int]) -> Iterator[tuple[Leaf, Array]]:
+    start = 0
+    for leaf, size in zip(leaves, sizes, strict=True):
+        yield leaf, y[:, start : start + size]
+        start += size
+
+
+def _project(part: Array, leaf: Leaf, about: About | Heard) -> Array:
+    if not leaf.rank:
+        return part
+    basis = _basis(common("low rank", about), leaf, part.dtype.name)
+    matrix = part.reshape(len(part), leaf.rows, leaf.columns)
+    short = basis.T @ matrix if leaf.rows >= leaf.columns else matrix @ basis
+    return short.reshape(len(part), -1)
+
+
+def _lift(part: Array, leaf: Leaf, about: About | Heard) -> Array:
+    if not leaf.rank:
+        return part
+    basis = _basis(common("low rank", about), leaf, part.dtype.name)
+    if leaf.rows >= leaf.columns:
+        whole = basis @ part.reshape(len(part), leaf.rank, leaf.columns)
+    else:
+        whole = part.reshape(len(part), leaf.rows, leaf.rank) @ basis.T
+    return whole.reshape(len(part), -1)
+
+
+@lru_cache(maxsize=32)
+def _basis(address: Address, leaf: Leaf, dtype: str) -> Array:
+    """Draw orthonormal columns, uniformly among all."""
+    m = max(leaf.rows, leaf.columns)
+    u, v = uniform(*address, leaf.number, np.arange(2 * m * leaf.rank)).reshape(2, m, leaf.rank)
+    q, r = np.linalg.qr(np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v))
+    basis = (q * np.where(np.diag(r) < 0, -1, 1)).astype(dtype)  # libraries of linear algebra differ in signs
+    basis.setflags(write=False)
+    return basis
