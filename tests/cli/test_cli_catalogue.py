@@ -20,7 +20,8 @@ from atoll.stages import Average, Clip, Weigh
 from atoll.stop import Patience, Still, Target, WallTime
 
 NEEDS: dict[str, dict[str, Any]] = {
-    "budget": {"epsilon": 1.0}, "clip": {"norm": 1.0}, "each": {"rule": "median"}, "over": {"select": "uniform"}, "trace": {"file": "who.csv"},
+    "budget": {"epsilon": 1.0}, "clip": {"norm": 1.0}, "each": {"rule": "median"}, "over": {"select": "uniform"},
+    "trace": {"file": "who.csv"},
 }  # fmt: skip
 
 OTHERS: dict[str, list[Any]] = {

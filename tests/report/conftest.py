@@ -5,9 +5,12 @@ import copy
 import numpy as np
 import pytest
 
+WORDS = "unit: {}; neighbours: add-or-remove-one; sampling: Poisson, rate 0.5; delta: {}; accountant: RDP"
 
-def made_up(*, parties=20, classes=10, rounds=12, rooms=("test", "own"), kind="classes", ended=True, names=()):
-    """Make (about, facts) as a run would note them."""
+
+def made_up(*, parties=20, classes=10, rounds=12, rooms=("test", "own"), kind="classes", ended=True, names=(),
+            private=()):  # fmt: skip
+    """Make (about, facts) as a run would note them; `private` names the units that noise protects."""
     rng = np.random.default_rng(parties + rounds)
     shape = (min(parties, 200), classes if kind == "classes" else 1)
     counts = rng.integers(0, 30, shape) + (np.arange(shape[1]) == 0)
@@ -34,6 +37,40 @@ def made_up(*, parties=20, classes=10, rounds=12, rooms=("test", "own"), kind="c
         facts.append(
             {"what": "end", "round": rounds, "reason": f"all {rounds} rounds done", "time": rounds * 0.06 + 0.2}
         )
+    return protected(about, facts, private) if private else (about, facts)
+
+
+def protected(about, facts, units):
+    """Add what clipping, noise, a sum that hides its vectors and an accountant note; round 2 opens nothing."""
+    about["seen"] = {
+        "server": "the noisy sum of at least 7 vectors (simulated: the same integers are added up in the clear)",
+        "other parties": "the shared model only",
+        "network": "nothing: this is a simulation in one machine",
+        "not promised": "that the sum is right",
+    }
+    about["pipeline"] = ["1. clip(norm=1.0): Scale a vector down.", "so it travels as 652 numbers"]
+    about["job"]["stages"] = [{"use": "clip", "norm": 1.0, "quantile": 0.75}, {"use": "gaussian", "multiplier": 0.8}]
+    about["job"]["stop"] = [{"use": "budget", "epsilon": 8.5, "delta": 1e-3}]
+    about["privacy"] = {"words": WORDS.format(units[0], 1e-3), "delta": 1e-3, "epsilon_planned": 7.654321}
+    about["privacy"] |= {"simulated": True}
+    for fact in facts:
+        t = fact.get("round", 0)
+        if fact["what"] == "start":
+            fact.update(about)
+        elif fact["what"] == "round":
+            fact |= {"clipped": 0.5 / t, "clip_norm": 1.5 / t, "noise_share": 1 - 0.5 / t}
+        if fact["what"] in ("round", "end"):
+            names = ["epsilon", *(f"epsilon_{unit}" for unit in units[1:])]
+            for k, name in enumerate(names):
+                fact[name] = (k + 1) * (0.5 + t / 3)
+                if fact["what"] == "end":
+                    fact |= {
+                        f"{name}_tight": (k + 1) * t / 3,
+                        f"{name}_means": WORDS.format(units[k], 10.0 ** (-3 - k)),
+                    }
+        if fact["what"] == "round" and t == 2:
+            why = f"4 of {fact['asked']} answered, 7 are needed: nothing was opened"
+            fact |= {"answered": 0, "bytes_up": 0, "lost": fact["asked"] - 4, "needed": 7, "unopened": why}
     return about, facts
 
 
@@ -72,6 +109,24 @@ def run(_ran):
     return copy.deepcopy((dict(_ran.about), _ran.facts))
 
 
+@pytest.fixture(scope="session")
+def _ran_privately():
+    import atoll
+
+    data = atoll.data.build({"use": "digits", "clients": 10, "by": "iid"}, 0)
+    stages = [atoll.Clip(0.3, quantile=0.5), atoll.Average("expected"), atoll.Gaussian(2.0)]
+    job = atoll.Job(atoll.FedAvg(atoll.models.softmax(), epochs=1), atoll.Poisson(0.5),
+                    atoll.Channel(stages, atoll.Sum()), rounds=9, stop=[atoll.Budget(1.8, 0.01)],
+                    availability=atoll.Always(drop=0.2))  # fmt: skip
+    return atoll.simulate(job, data, 0, workers=0)
+
+
+@pytest.fixture
+def private_run(_ran_privately):
+    """A real run with adaptive clipping and Gaussian noise, which ends when its budget is spent."""
+    return copy.deepcopy((dict(_ran_privately.about), _ran_privately.facts))
+
+
 CASES = {
     "whole": {},
     "no end": {"ended": False},
@@ -95,3 +150,10 @@ CASES = {
 def case(request):
     """Every kind of run that a report has to cope with."""
     return (request.param, *made_up(**CASES[request.param]))
+
+
+@pytest.fixture(params=list(CASES))
+def private_case(request):
+    """The same runs with everything on them that protects."""
+    units = ("party", "example") if len(request.param) % 2 else ("party",)
+    return (request.param, *made_up(**CASES[request.param], private=units))

@@ -50,14 +50,15 @@ def framed(path, width):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_fits_the_window(width, tell, tmp_path):
-    about, facts = tell(parties=4, names=("x" * 200, "<b>", "Zürich", "d"))
+    about, facts = tell(parties=4, names=("x" * 200, "<b>", "Zürich", "d"), private=("party", "example"))
+    about["seen"]["server"] = "simulated_" * 40
     about["job"]["name"] = "a_very_long_name_without_any_space_" * 6
     path = write(tmp_path / "r.html", about, facts)
     seen = browse("--virtual-time-budget=5000", "--dump-dom", framed(path, width).as_uri(), profile=tmp_path / "p")
     inner, scroll, out, plots = map(int, re.search(r"<title>said (\d+) (\d+) (\d+) (\d+)</title>", seen).groups())
     assert inner == scroll == width
     assert out == 0
-    assert plots == 10
+    assert plots == 15
 
 
 def test_the_page_shows_something_in_light_and_dark(run, tmp_path):

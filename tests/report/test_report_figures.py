@@ -22,6 +22,14 @@ def test_every_kind_of_run_can_be_drawn(case):
         assert draw(about, facts).get_size_inches()[0] > 4
 
 
+def test_every_kind_of_private_run_can_be_drawn(private_case):
+    _, about, facts = private_case
+    ran = any(f["what"] == "round" for f in facts)
+    short = any("unopened" in f for f in facts)
+    assert len(fig.spending(about, facts).axes) == 4 * ran
+    assert [p.group for p in fig.panels(about, facts)].count("answers") == short
+
+
 def test_curves_are_the_facts_and_the_best_is_marked(run):
     about, facts = run
     ax = fig.learning(about, facts).axes[0]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from atoll.report.page import notes, page, result, tiles, wall, write
+from atoll.report.privacy import accounts, in_epsilon
 from atoll.report.units import in_bytes, in_seconds
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -40,7 +41,24 @@ class Reader(HTMLParser):
 
 def test_every_kind_of_run_has_a_whole_self_contained_page(case):
     _, about, facts = case
+    whole(page(about, facts))
+
+
+def test_every_kind_of_private_run_has_a_whole_self_contained_page(private_case):
+    _, about, facts = private_case
     text = page(about, facts)
+    whole(text)
+    words = re.sub(r"<(svg|style|pre)\b.*?</\1>", " ", text, flags=re.DOTALL)
+    spent = accounts(about, facts)
+    assert bool(spent) == any(f["what"] == "round" for f in facts)
+    for account in spent:
+        # No ε stands without its words: on its tile, below its figure, in the table.
+        assert words.count(account.words) == 3
+        for said in words.split(f"ε {in_epsilon(account.epsilon)}")[1:]:
+            assert account.words in said[:400]
+
+
+def whole(text):
     read = Reader(text)
     assert not read.open
     assert not {"script", "link", "iframe", "img"} & set(read.tags)
@@ -58,7 +76,7 @@ def test_every_kind_of_run_has_a_whole_self_contained_page(case):
 def test_equal_facts_give_equal_bytes_whatever_the_users_style(tell):
     import matplotlib
 
-    about, facts = tell()
+    about, facts = tell(private=("party",))
     first = page(about, facts)
     with matplotlib.rc_context({"figure.facecolor": "black", "font.size": 20, "axes.grid": False}):
         before = dict(matplotlib.rcParams)
@@ -115,7 +133,11 @@ def test_the_table_says_what_each_party_holds(run):
     "name", ["<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "$\\frac{$", "\ud800", ""]
 )
 def test_names_of_users_stay_words(name, tell, tmp_path):
-    about, facts = tell(parties=3, rounds=2, names=(name, "b" * 300, "医院"))
+    about, facts = tell(parties=3, rounds=2, names=(name, "b" * 300, "医院"), private=("party",))
+    about["seen"] |= {"server": name, name: "simulated"}
+    about["pipeline"] = [name]
+    facts[-1]["epsilon_means"] = f"unit: {name}"
+    [f for f in facts if f["what"] == "round"][1]["unopened"] = name
     about["job"]["name"] = name
     about["environment"]["atoll"] = name
     facts[-1]["reason"] = name

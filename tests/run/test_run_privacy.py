@@ -70,6 +70,22 @@ def test_local_noise_claims_nothing_for_sampling(digits: Federated) -> None:
     assert (spend.mechanism, spend.sampling, spend.relation) == ("local", "none", "replace-one")
 
 
+def test_against_the_server_sampling_amplifies_nothing(digits: Federated) -> None:
+    """It knows who took part, so distributed noise has a second account."""
+    run = atoll.simulate(job(*SHARED, combine=atoll.SecureSum(), stop=[atoll.Budget(1e9, 1e-3)]), digits)
+    unsampled = Account(Spend(1.0, population=30), 1e-3)
+    assert run.facts[-1]["epsilon_server"] == unsampled.epsilon(6) > run.facts[-1]["epsilon"]
+    assert "none claimed" in run.facts[-1]["epsilon_server_means"]
+    fixed = atoll.assemble(job(*SHARED, combine=atoll.SecureSum(), select=atoll.Count(9)), digits).ledger
+    assert fixed is not None
+    assert fixed.server is not None
+    assert fixed.server.spend == Spend(1.0, "fixed", 1.0, population=30)
+    for stages in (PRIVATE, (*PRIVATE[:2], atoll.Gaussian(1.0, "local"))):
+        ledger = atoll.assemble(job(*stages), digits).ledger
+        assert ledger is not None
+        assert ledger.server is None
+
+
 def test_a_budget_stops_before_the_round_that_would_overspend(digits: Federated) -> None:
     account = Account(Spend(1.0, "poisson", 0.5, population=30), 1e-3)
     budget = (account.epsilon(3) + account.epsilon(4)) / 2

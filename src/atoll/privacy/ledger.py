@@ -20,9 +20,14 @@ _SIZES = 24  # of parties that are looked at to find the one that spends most
 
 @dataclass(frozen=True)
 class Ledger:
-    """One account for each unit that is protected: parties, examples, or both."""
+    """One account for each unit that is protected: parties, examples, or both.
+
+    `server` is the account against the server where noise hides parties from it: it knows who took part, so that no
+    sampling is amplified.
+    """
 
     accounts: tuple[Account, ...]
+    server: Account | None = None
 
     def of(self, unit: str | None = None) -> Account:
         """Return the account of a unit, or the only one."""
@@ -42,6 +47,8 @@ class Ledger:
                 tight = account.tight(rounds) if facts[name] < _USEFUL else None
                 facts |= {f"{name}_tight": tight} if tight is not None else {}
                 facts[f"{name}_means"] = account.words()
+        if last and self.server:
+            facts |= {"epsilon_server": self.server.epsilon(rounds), "epsilon_server_means": self.server.words()}
         return facts
 
 
@@ -69,7 +76,14 @@ def ledger_of(
             accounts.append(Account(spend, delta))
         except ValueError as error:
             raise Mismatch(str(error)) from None
-    return Ledger(tuple(accounts)) if accounts else None
+    server = None
+    for event, account in zip(wire.noise, accounts, strict=False):
+        if event.where == "distributed" and account.spend.rate < 1:
+            unsampled = Spend(
+                event.multiplier, "none" if account.spend.sampling == "poisson" else "fixed", population=len(sizes)
+            )
+            server = Account(unsampled, account.delta)
+    return Ledger(tuple(accounts), server) if accounts else None
 
 
 def _of_parties(where: str, multiplier: float, select: Any, parties: int, steady: bool, wire: Wire) -> Spend:

@@ -109,6 +109,10 @@ def _privacy(a: Assembled, data: Federated) -> tuple[str, list[str]]:
         lines.append(
             f"epsilon {account.epsilon(a.job.rounds):.3g} after all {a.job.rounds:,} rounds ({account.words()})"
         )
+    if a.ledger.server:
+        server = a.ledger.server
+        spent = server.epsilon(a.job.rounds)
+        lines.append(f"against the server, which knows who took part: epsilon {spent:.3g} ({server.words()})")
     if a.wire.floor:
         lines.append(f"at least {a.wire.floor:,} parties a round must be honest and answer; else nothing is opened")
     return "differential privacy", [

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from atoll.core.method import lower_is_better
+from atoll.report import privacy
+from atoll.report.draw import (
+    BLUE,
+    GREEN,
+    GREY,
+    HEIGHT,
+    INK,
+    MOST,
+    ORANGE,
+    PALE,
+    VERMILION,
+    WIDTH,
+    About,
+    Array,
+    Facts,
+    Panel,
+    draw,
+    largest,
+    legend,
+    number,
+    percent,
+    remark,
+    rounds_axis,
+    thin,
+)
 from atoll.report.units import in_seconds
 
-Array = np.ndarray[Any, Any]
-About = Mapping[str, Any]
-Facts = Sequence[Mapping[str, Any]]
-
-# Okabe and Ito's palette: told apart by colour-blind readers and in grey.
-BLUE, VERMILION, GREEN, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9"
-INK, GREY, PALE = "#222222", "#767676", "#e4e4e4"
 ROOMS = {"test": ("central test", BLUE, "-"), "own": ("parties' own tests", VERMILION, (0, (4, 1.5)))}
 PHASES = {"compile": GREY, "train": BLUE, "combine": ORANGE, "evaluate": GREEN}
 WORDS = {"accuracy": "accuracy", "r2": "R²", "mse": "mean squared error", "loss": "loss"}
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 SECONDS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-WIDTH, HEIGHT = 4.4, 3.0  # inches of a panel
-MOST = 240  # points of a line, after thinning
 FEW = 40  # parties that still get a mark each
-
-STYLE: dict[str, Any] = {
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 8.0, "text.color": INK,
-    "text.parse_math": False, "axes.titlesize": 9.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.titlepad": 20.0, "axes.labelcolor": INK, "axes.edgecolor": GREY, "axes.linewidth": 0.6,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
-    "axes.axisbelow": True, "axes.unicode_minus": True, "grid.color": PALE, "grid.linewidth": 0.6,
-    "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
-    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "lines.linewidth": 1.5, "legend.frameon": False,
-    "legend.fontsize": 8.0, "svg.fonttype": "path", "svg.hashsalt": "atoll",
-}  # fmt: skip
-
-
-class Panel(NamedTuple):
-    """One picture: the group it stands in, its title, and how it is painted on axes."""
-
-    group: str
-    title: str
-    paint: Callable[[Any], None]
 
 
 # --- what the facts say -----------------------------------------------------------------------------------------------
@@ -115,32 +111,11 @@ def party(about: About, k: int) -> str:
     return str(names[k]) if k < len(names) else str(k)
 
 
-def number(value: float) -> str:
-    """Write a number with three digits that count."""
-    size = abs(value)
-    return f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
-
-
 def score(value: float, metric: str) -> str:
     """Write a metric as people say it: an accuracy in per cent, all else as a plain number."""
     if metric == "accuracy":
         return f"{100 * value:.1f}\u00a0%"
     return f"{value:.3f}" if 1e-2 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
-
-
-def _unit(value: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
-    return next((u for u in units if abs(value) >= 0.9995 * u[0]), units[-1])
-
-
-def thin(t: Array, v: Array, most: int = MOST) -> tuple[Array, Array]:
-    """Keep the first and last point and the lowest and highest of every stretch: no peak is lost."""
-    if len(t) <= most:
-        return t, v
-    kept = {0, len(t) - 1}
-    for part in np.array_split(np.arange(len(t)), most // 2):
-        kept |= {int(part[np.argmin(v[part])]), int(part[np.argmax(v[part])])}
-    chosen = np.asarray(sorted(kept))
-    return t[chosen], v[chosen]
 
 
 # --- panels -----------------------------------------------------------------------------------------------------------
@@ -161,6 +136,7 @@ def panels(about: About, facts: Facts) -> list[Panel]:
                            lambda ax: _sorted(ax, metric, looks[-1])))  # fmt: skip
     if len(looks) > 1:
         found.append(Panel("parties", f"{word} over parties", lambda ax: _evolution(ax, metric, looks)))
+    found += privacy.panels(about, facts)
     if any(f["what"] == "round" for f in facts):
         found.append(Panel("traffic", "Traffic per round", lambda ax: _traffic(ax, facts, total=False)))
         found.append(Panel("traffic", "Traffic since the start", lambda ax: _traffic(ax, facts, total=True)))
@@ -183,8 +159,8 @@ def _learning(facts: Facts, metric: str) -> Panel:
             ax.plot([at], [top], "o", color=colour, markerfacecolor="white", markersize=5.5, zorder=4)
             low, high = min(low, v.min()), max(high, v.max())
         _frame(ax, metric, low, high)
-        _rounds_axis(ax)
-        _legend(ax, columns=1)
+        rounds_axis(ax)
+        legend(ax, columns=1)
 
     return Panel("learning", WORDS[metric][0].upper() + WORDS[metric][1:], paint)
 
@@ -194,7 +170,7 @@ def _frame(ax: Any, metric: str, low: float, high: float) -> None:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     if metric == "accuracy":
-        ax.yaxis.set_major_formatter(FuncFormatter(_percent))
+        ax.yaxis.set_major_formatter(FuncFormatter(percent))
         room = 0.06 * max(high - low, 0.02)
         ax.set_ylim(max(low - room, -0.02), min(high + room, 1.02))
     elif metric == "r2" and low < -1.0 < high:
@@ -216,7 +192,7 @@ def _labels(ax: Any, about: About, numbers: Array, counts: Array) -> None:
         _party_axis(ax, about, numbers)
         ax.set_ylim(-0.7, classes - 0.3)
         ax.grid(axis="both")
-        _remark(ax, f"area: training samples; the largest circle is {counts.max():,}")
+        remark(ax, f"area: training samples; the largest circle is {counts.max():,}")
     else:
         bins = np.unique(np.linspace(0, classes, min(classes, 128) + 1).astype(int)[:-1])
         share = np.add.reduceat(counts, bins, axis=1) / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -224,18 +200,14 @@ def _labels(ax: Any, about: About, numbers: Array, counts: Array) -> None:
         edge = (-0.5, parties - 0.5, -0.5, classes - 0.5)
         image = ax.imshow(share[order].T, aspect="auto", origin="lower", cmap=_blues(), vmin=0.0, extent=edge,
                           interpolation="none")  # fmt: skip
-        bar = ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=30, format=_percent)
+        bar = ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=30, format=percent)
         bar.outline.set_visible(False)
         ax.grid(visible=False)
         ax.set_xlabel("parties, ordered by their most frequent class")
-        _remark(ax, f"colour: share of a party's samples{_chosen(about, parties)}")
+        remark(ax, f"colour: share of a party's samples{_chosen(about, parties)}")
     if classes <= 12:
         ax.set_yticks(np.arange(classes))
     ax.set_ylabel("class")
-
-
-def _percent(value: float, _: object = None) -> str:
-    return f"{100 * value:.4g}\u2009%"
 
 
 def _blues() -> Any:
@@ -257,7 +229,7 @@ def _sizes(ax: Any, about: About, numbers: Array, counts: Array) -> None:
     ax.axhline(mean, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), label=f"mean {number(mean)}")
     ax.set_ylim(0, None)
     ax.set_ylabel("training samples")
-    _legend(ax)
+    legend(ax)
 
 
 def _sorted(ax: Any, metric: str, look: Mapping[str, Any]) -> None:
@@ -280,7 +252,7 @@ def _sorted(ax: Any, metric: str, look: Mapping[str, Any]) -> None:
     _frame(ax, metric, float(values.min()), float(values.max()))
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel("parties, worst to best")
-    _legend(ax)
+    legend(ax)
 
 
 def _evolution(ax: Any, metric: str, looks: Facts) -> None:
@@ -300,8 +272,8 @@ def _evolution(ax: Any, metric: str, looks: Facts) -> None:
     every = np.concatenate(list(lines.values()))
     every = every[np.isfinite(every)]
     _frame(ax, metric, every.min(initial=np.inf), every.max(initial=-np.inf))
-    _rounds_axis(ax)
-    _legend(ax)
+    rounds_axis(ax)
+    legend(ax)
 
 
 def _traffic(ax: Any, facts: Facts, *, total: bool) -> None:
@@ -309,7 +281,7 @@ def _traffic(ax: Any, facts: Facts, *, total: bool) -> None:
     for name in ("bytes_up", "bytes_down"):
         t, v = rounds(facts, name)
         lines[name] = (t, np.cumsum(v) if total else v)
-    factor, unit = _unit(max(v.max() for _, v in lines.values()), BYTES)
+    factor, unit = largest(max(v.max() for _, v in lines.values()), BYTES)
     words = {"bytes_up": ("up, from parties", BLUE, "-"), "bytes_down": ("down, to parties", ORANGE, (0, (4, 1.5)))}
     for name, (t, v) in lines.items():
         label, colour, dash = words[name]
@@ -317,8 +289,8 @@ def _traffic(ax: Any, facts: Facts, *, total: bool) -> None:
         ax.plot(*thin(t, v / factor), color=colour, linestyle=dash, marker=few, markersize=3, label=label)
     ax.set_ylim(0, 1.08 * max(v.max() for _, v in lines.values()) / factor or 1.0)
     ax.set_ylabel(f"{unit} in all" if total else f"{unit} per round")
-    _rounds_axis(ax)
-    _legend(ax)
+    rounds_axis(ax)
+    legend(ax)
 
 
 def _time(ax: Any, facts: Facts) -> None:
@@ -331,7 +303,7 @@ def _time(ax: Any, facts: Facts) -> None:
     edges = np.append(t[starts] - 0.5, t[-1] + 0.5)
     limit = 4.0 * float(np.median(tops))
     cut = np.nonzero(tops > limit)[0] if 0 < limit < 0.5 * tops.max() and len(tops) > 3 else np.arange(0)
-    factor, unit = _unit(limit / 2 if len(cut) else tops.max(), SECONDS)
+    factor, unit = largest(limit / 2 if len(cut) else tops.max(), SECONDS)
     below = np.zeros(len(starts))
     for name, colour in PHASES.items():
         ax.stairs((below + steps[name]) / factor, edges, baseline=below / factor, fill=True, color=colour, label=name)
@@ -344,13 +316,13 @@ def _time(ax: Any, facts: Facts) -> None:
                     bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5})  # fmt: skip
     ax.set_ylabel(f"{unit} per round" + (f" (mean of {k})" if k > 1 else ""))
     ax.set_xlim(edges[0], edges[-1])
-    _rounds_axis(ax)
-    _legend(ax)
+    rounds_axis(ax)
+    legend(ax)
 
 
 def _where(ax: Any, facts: Facts) -> None:
     totals = {name: float(v.sum()) for name, v in phases(facts)[1].items()}
-    factor, unit = _unit(max(totals.values()), SECONDS)
+    factor, unit = largest(max(totals.values()), SECONDS)
     whole = max(sum(totals.values()), 1e-12)
     for k, (name, seconds) in enumerate(totals.items()):
         ax.barh(-k, seconds / factor, color=PHASES[name], height=0.6)
@@ -363,13 +335,6 @@ def _where(ax: Any, facts: Facts) -> None:
     ax.grid(axis="x")
     ax.grid(visible=False, axis="y")
     ax.set_xlabel(f"{unit} in all")
-
-
-def _rounds_axis(ax: Any) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    ax.set_xlabel("round")
 
 
 def _party_axis(ax: Any, about: About, numbers: Array) -> None:
@@ -398,58 +363,7 @@ def _chosen(about: About, n: int) -> str:
     return f" ({n} of {parties:,})" if parties > n else ""
 
 
-def _legend(ax: Any, columns: int = 4) -> None:
-    """Put the legend between title and axes."""
-    rows = -(-len(ax.get_legend_handles_labels()[0]) // columns)
-    if rows:
-        legend = ax.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, borderpad=0.2,
-                           borderaxespad=0.2, handlelength=1.8, handletextpad=0.5, columnspacing=1.1,
-                           labelspacing=0.25)  # fmt: skip
-        legend.set_in_layout(False)
-        ax.set_title(ax.get_title("left"), pad=8 + 12 * rows)
-
-
-def _remark(ax: Any, text: str) -> None:
-    ax.annotate(text, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", color=GREY)
-
-
 # --- figures ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw in this module's style, whatever the user's; theirs is back afterwards."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        yield
-
-
-def draw(chosen: Sequence[Panel]) -> Any:
-    """Draw panels as one figure, a row for each group; one that stands alone gets the whole row."""
-    from matplotlib.figure import Figure
-
-    with styled():
-        groups = [[p for p in chosen if p.group == name] for name in dict.fromkeys(p.group for p in chosen)]
-        columns = max((len(group) for group in groups), default=1)
-        figure = Figure(figsize=(WIDTH * columns, HEIGHT * max(1, len(groups))))
-        if len(chosen) > 1:
-            figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
-        else:  # margins that suit every panel, so that panels side by side are aligned
-            top = 0.79 if chosen and chosen[0].group == "learning" else 0.84  # a legend of two lines, or of one
-            figure.subplots_adjust(left=0.155, right=0.97, bottom=0.16, top=top)
-        grid = figure.add_gridspec(max(1, len(groups)), columns)
-        for row, group in enumerate(groups):
-            for column, panel in enumerate(group):
-                alone = slice(None) if len(group) == 1 else column
-                ax = figure.add_subplot(grid[row, alone])
-                ax.set_title(panel.title)
-                panel.paint(ax)
-        if not chosen:
-            figure.text(0.5, 0.5, "nothing was noted yet", ha="center", color=GREY)
-    return figure
 
 
 def learning(about: About, facts: Facts) -> Any:
@@ -465,6 +379,11 @@ def partition(about: About, facts: Facts = ()) -> Any:
 def parties(about: About, facts: Facts) -> Any:
     """Draw how the model does for each party at the end, and for the worst, the mean and the best over rounds."""
     return _group("parties", about, facts)
+
+
+def spending(about: About, facts: Facts) -> Any:
+    """Draw the privacy spent over rounds, and what clipping and noise did."""
+    return _group("privacy", about, facts)
 
 
 def traffic(about: About, facts: Facts) -> Any:

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,58 +13,14 @@ import numpy as np
 
 from atoll.core.method import lower_is_better
 from atoll.report import figures as fig
-from atoll.report.figures import About, Facts, score
+from atoll.report import privacy
+from atoll.report.draw import About, Facts, count, draw, number
+from atoll.report.figures import score
+from atoll.report.layout import CSS, as_list, as_table, as_tiles, joined, svg
 from atoll.report.units import in_bytes, in_seconds
 
 DOING = {"compile": "compiling", "train": "training", "combine": "combining", "evaluate": "evaluation"}
 MANY = 20  # rows of a table before it is folded
-
-CSS = """
-:root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5f6368; --line: #dcdcdc; --back: #fafafa; --card: #fff; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e6e6; --soft: #a3a8ae; --line: #3a3d41; --back: #17191b; --card: #202327; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--back); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 32px 20px 56px; }
-h1, p, dt, dd, li, td:first-child, .words td { overflow-wrap: anywhere; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.01em; }
-h2 { font-size: 1.15rem; margin: 2.4rem 0 .7rem; }
-.result { font-size: 1.15rem; margin: 0 0 .4rem; max-width: 52em; }
-.soft, figcaption, caption { color: var(--soft); font-size: .9rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(44%, 185px), 1fr)); gap: 12px;
-  margin: 1.6rem 0 0; }
-.tiles div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; }
-dt { color: var(--soft); font-size: .8rem; } dd { margin: 0; }
-dd.value { font-size: 1.4rem; font-weight: 600; line-height: 1.3; font-variant-numeric: tabular-nums; }
-dd.more { color: var(--soft); font-size: .8rem; line-height: 1.35; }
-figure { margin: 0 0 1.6rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 8px 20px;
-  background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 14px; }
-.plots svg { display: block; width: 100%; height: auto; max-width: 620px; margin: 0 auto; }
-.plots svg * { stroke-linejoin: round; stroke-linecap: butt; }
-figcaption { margin: .5rem 2px 0; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; margin: 0 0 1rem; }
-caption { text-align: left; padding: 0 0 .4rem; }
-th, td { text-align: right; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th:first-child, td:first-child { text-align: left; } thead th { font-weight: 600; border-bottom-width: 2px; }
-td { white-space: nowrap; } td:first-child, .words td { white-space: normal; min-width: 7em; text-align: left; }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; font-size: .85rem;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-summary { cursor: pointer; color: var(--soft); margin: 0 0 .6rem; } ul { padding-left: 1.2em; margin: 0; }
-@media (max-width: 480px) {
-  table { font-size: .8rem; } th, td { padding-right: 8px; } td:first-child { min-width: 5.2em; }
-}
-@media print {
-  :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --back: #fff; --card: #fff; }
-  body { font-size: 9pt; } html { font-size: 12px; } main { max-width: none; padding: 0; }
-  .plots { grid-template-columns: 1fr 1fr; border: 0; padding: 0; } .tiles { grid-template-columns: repeat(5, 1fr); }
-  th, td { padding-top: 2px; padding-bottom: 2px; }
-  figure, .tiles div, tr { break-inside: avoid; } h2 { break-after: avoid; }
-}
-"""
 
 
 def write(path: str | Path, about: About, facts: Facts) -> Path:
@@ -88,8 +43,9 @@ def page(about: About, facts: Facts) -> str:
     parts = [
         f"<header><h1>{name}</h1>\n<p class='result'>{escape(result(about, facts))}</p>",
         f"<p class='soft'>{escape(_simulated(about))}</p></header>",
-        _tiles(tiles(about, facts)),
+        as_tiles(tiles(about, facts)),
         _pictures(about, facts),
+        privacy.section(about, facts),
         _parties(about, facts),
         _notes(notes(about, facts)),
         _job(about),
@@ -167,12 +123,6 @@ def _simulated(about: About) -> str:
     )
 
 
-def count(n: int, noun: str) -> str:
-    """Count something: 1 party, 20 parties."""
-    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{n:,} {noun if n == 1 else many}"
-
-
 def _done(facts: Facts) -> int:
     return max((f["round"] for f in facts if f["what"] in ("round", "empty", "look", "end")), default=0)
 
@@ -209,7 +159,7 @@ def tiles(about: About, facts: Facts) -> list[tuple[str, str, str]]:
     found.append(("Parties", f"{parties:,}", f"{int(about.get('cohort', parties)):,} a round"))
     if "parameters" in about:
         found.append(("Parameters", f"{about['parameters']:,}", ""))
-    return found + _costs(facts)
+    return found + privacy.tiles(about, facts) + _costs(facts)
 
 
 def _costs(facts: Facts) -> list[tuple[str, str, str]]:
@@ -234,13 +184,15 @@ def notes(about: About, facts: Facts) -> list[str]:
     turns = [f for f in facts if f["what"] == "round"]
     asked = sum(f.get("asked", 0) for f in turns)
     lost = sum(f.get("lost", 0) for f in turns)
-    late = asked - lost - sum(f.get("answered", 0) for f in turns)
+    shut = {f["round"] for f in privacy.closed(facts)}
+    late = sum(f.get("asked", 0) - f.get("lost", 0) - f.get("answered", 0) for f in turns if f["round"] not in shut)
     said = []
     if lost:
         hit = sum(1 for f in turns if f.get("lost"))
         said.append(f"{lost:,} of {asked:,} answers were lost, in {count(hit, 'round')}.")
     if late > 0:
         said.append(f"{late:,} of {asked:,} answers were not waited for.")
+    said += privacy.notes(about, facts)
     empty = [f["round"] for f in facts if f["what"] == "empty"]
     if empty:
         said.append(f"{count(len(empty), 'round')} had nobody to ask, and left the model as it was: {_some(empty)}.")
@@ -289,6 +241,8 @@ def caption(group: str, about: About, facts: Facts) -> str:
         return (
             f"Traffic: {in_bytes(up)} went up from the parties and {in_bytes(down)} down to them, all parties together."
         )
+    if group in ("privacy", "answers", "compression"):
+        return privacy.caption(group, about, facts)
     totals = {name: float(v.sum()) for name, v in fig.phases(facts)[1].items()}
     most = max(totals, key=lambda name: totals[name])
     share = 100 * totals[most] / max(sum(totals.values()), 1e-12)
@@ -314,55 +268,16 @@ def _held(about: About) -> str:
 # --- how it is laid out -----------------------------------------------------------------------------------------------
 
 
-def _lines(parts: Iterable[str]) -> str:
-    return "\n".join(parts)
-
-
-def _tiles(shown: Iterable[tuple[str, str, str]]) -> str:
-    cells = (
-        f"<div><dt>{escape(what)}</dt><dd class='value'>{escape(value)}</dd><dd class='more'>{escape(more)}</dd></div>"
-        for what, value, more in shown
-    )
-    return f"<dl class='tiles'>\n{_lines(cells)}\n</dl>"
-
-
 def _pictures(about: About, facts: Facts) -> str:
     panels = fig.panels(about, facts)
     shown = []
     for k, group in enumerate(dict.fromkeys(p.group for p in panels)):
-        plots = [svg(fig.draw([p]), f"{group}{i}", p.title) for i, p in enumerate(panels) if p.group == group]
+        plots = [svg(draw([p]), f"{group}{i}", p.title) for i, p in enumerate(panels) if p.group == group]
         words = f"<b>Figure {k + 1}.</b> {escape(caption(group, about, facts))}"
         shown.append(
-            f"<figure>\n<div class='plots'>\n{_lines(plots)}\n</div>\n<figcaption>{words}</figcaption>\n</figure>"
+            f"<figure>\n<div class='plots'>\n{joined(plots)}\n</div>\n<figcaption>{words}</figcaption>\n</figure>"
         )
-    return f"<h2>Figures</h2>\n{_lines(shown)}" if shown else ""
-
-
-def svg(figure: Any, name: str, title: str) -> str:
-    """Return a figure as SVG to stand inside a page: no address outside it, no id that another figure has."""
-    out = StringIO()
-    with fig.styled():
-        figure.savefig(out, format="svg", metadata={"Date": None})
-    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", out.getvalue()[out.getvalue().index("<svg") :], flags=re.DOTALL)
-    text = text.replace("xlink:href=", "href=").replace("<defs>\n  \n </defs>\n", "")
-    view = re.search(r'viewBox="[^"]*"', text)
-    text = re.sub(r"^<svg\b[^>]*>", f'<svg {view[0] if view else ""} role="img" aria-label="{escape(title)}">', text)
-    used = {name for pair in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text) for name in pair}
-    ids = {old: f"{name}-{k}" for k, old in enumerate(i for i in re.findall(r' id="([^"]+)"', text) if i in used)}
-    text = re.sub(r' id="([^"]+)"', lambda m: f' id="{ids[m[1]]}"' if m[1] in ids else "", text)
-    text = re.sub(r'href="#([^"]+)"', lambda m: f'href="#{ids[m[1]]}"', text)
-    text = re.sub(r"url\(#([^)]+)\)", lambda m: f"url(#{ids[m[1]]})", text)
-    return re.sub(r"\n\s*", "\n", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)).strip()
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], about: str = "", kind: str = "") -> str:
-    top = "".join(f"<th scope='col'>{escape(cell)}</th>" for cell in head)
-    lines = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    said = f"<caption>{escape(about)}</caption>" if about else ""
-    return (
-        f"<div class='wide'><table class='{kind}'>{said}{f'<thead><tr>{top}</tr></thead>' if head else ''}\n"
-        f"<tbody>\n{lines}\n</tbody></table></div>"
-    )
+    return f"<h2>Figures</h2>\n{joined(shown)}" if shown else ""
 
 
 def _parties(about: About, facts: Facts) -> str:
@@ -372,7 +287,7 @@ def _parties(about: About, facts: Facts) -> str:
     rows = []
     sizes = about.get("sizes", {})
     if sizes:
-        rows.append(["training samples", f"{sizes['least']:,}", "–", fig.number(sizes["mean"]), f"{sizes['most']:,}"])
+        rows.append(["training samples", f"{sizes['least']:,}", "–", number(sizes["mean"]), f"{sizes['most']:,}"])
     metric, looks = fig.spread(facts)
     if looks:
         last = looks[-1]
@@ -380,7 +295,7 @@ def _parties(about: About, facts: Facts) -> str:
         values = [ends[0](last["each"]), last[f"{metric}.worst10"], last[f"{metric}.mean"], last[f"{metric}.best"]]
         rows.append([f"own {fig.WORDS[metric]}, round {last['round']:,}", *(score(v, metric) for v in values)])
     head = ["over parties", "least or worst", "worst 10 %, mean", "mean", "most or best"]
-    summary = _table(head, rows) if rows else ""
+    summary = as_table(head, rows) if rows else ""
     table = _held_table(about, numbers, counts)
     if len(counts) > MANY:
         total = int(about.get("parties", len(counts)))
@@ -401,11 +316,11 @@ def _held_table(about: About, numbers: Any, counts: Any) -> str:
             cells += [str(int((row > 0).sum())), f"{int(row.argmax())} ({100 * row.max() / max(n, 1):.0f} %)"]
         rows.append(cells)
     head = ["party", "training samples", "share of all"]
-    return _table(head + (["classes held", "most frequent class"] if counts.shape[1] > 1 else []), rows)
+    return as_table(head + (["classes held", "most frequent class"] if counts.shape[1] > 1 else []), rows)
 
 
 def _notes(said: Iterable[str]) -> str:
-    return "<h2>Notes</h2>\n<ul>\n" + "\n".join(f"<li>{escape(line)}</li>" for line in said) + "\n</ul>"
+    return f"<h2>Notes</h2>\n{as_list(said)}"
 
 
 def _job(about: About) -> str:
@@ -416,4 +331,4 @@ def _job(about: About) -> str:
 
 def _environment(about: About) -> str:
     rows = [[str(k), str(v)] for k, v in about.get("environment", {}).items()]
-    return f"<h2>Environment</h2>\n{_table([], rows, kind='words')}" if rows else ""
+    return f"<h2>Environment</h2>\n{as_table([], rows, kind='words')}" if rows else ""
