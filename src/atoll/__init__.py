@@ -17,7 +17,7 @@ _HOMES = {
         "Cosine", "Exponential", "FedAvg", "FedProx", "FedSGD", "Steps", "fedadagrad", "fedadam", "fedavgm", "fedyogi",
     ),
     "atoll.methods.server": ("Server",),
-    "atoll.models": ("Model", "optimiser"),
+    "atoll.models": ("ExampleDP", "Model", "optimiser"),
     "atoll.report.explain": ("explain",),
     "atoll.run": ("Run", "simulate"),
     "atoll.select": (

@@ -81,6 +81,7 @@ PARTS: dict[str, dict[str, str]] = {
         "diurnal": "atoll.select.available:Diurnal",
         "trace": "atoll.select.available:Trace",
     },
+    "private": {"example_dp": "atoll.models.private:ExampleDP"},
     "schedule": {
         "exponential": "atoll.methods.schedule:Exponential",
         "steps": "atoll.methods.schedule:Steps",
@@ -91,7 +92,7 @@ PARTS: dict[str, dict[str, str]] = {
 ALL = "all"  # how a file says batch = None: TOML has no nothing
 
 # A field of this name holds a part of this kind.
-NESTED = {"model": "model", "lr": "schedule", "rule": "rule", "select": "select"}
+NESTED = {"model": "model", "lr": "schedule", "rule": "rule", "select": "select", "private": "private"}
 
 
 class BadJob(ValueError):

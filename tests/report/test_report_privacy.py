@@ -266,7 +266,7 @@ def test_clipping_without_noise_promises_nothing(tell):
 def test_the_error_of_compression_is_drawn(tell):
     about, facts = tell(rounds=2)
     for fact, value in zip(turns(facts), (0.2, 0.4), strict=True):
-        fact["error"] = value
+        fact["error_share"] = value
     assert next(iter(lines(axes(about, facts, "Error of compression")).values())) == ([1, 2], [0.2, 0.4])
     assert "off by 30\u00a0% of a vector's length" in privacy.caption("compression", about, facts)
 

@@ -224,3 +224,50 @@ def test_explain_says_who_sees_what_and_what_it_costs(digits: Federated) -> None
     plain = atoll.explain(job(atoll.Weigh()), digits)
     assert "nothing here is differentially private" in plain
     assert re.search(r"server: each party's vector", plain)
+
+
+def example_job(**more: object) -> atoll.Job:
+    method = replace(METHOD, private=atoll.ExampleDP(clip=1.0, multiplier=1.2))
+    return atoll.Job(method, atoll.Uniform(0.2), **{"rounds": 2, **more})  # type: ignore[arg-type]
+
+
+def test_private_training_has_an_account_of_its_own(digits: Federated) -> None:
+    run = atoll.simulate(example_job(), digits)
+    ledger = atoll.assemble(example_job(), digits).ledger
+    assert ledger is not None
+    spend = ledger.of("example").spend
+    smallest = int(digits.train.sizes.min())
+    assert (spend.unit, spend.sampling) == ("example", "poisson")
+    assert spend.rate == pytest.approx(5 / smallest, rel=0.1)
+    assert run.facts[-1]["epsilon"] == ledger.of().epsilon(2)
+    assert "unit: example" in run.facts[-1]["epsilon_means"]
+    assert "hides one example" in atoll.explain(example_job(), digits)
+    both = replace(example_job(), select=atoll.Poisson(0.5), channel=atoll.Channel(PRIVATE))
+    facts = atoll.simulate(both, digits).facts[-1]
+    assert "unit: party" in facts["epsilon_means"]
+    assert "unit: example" in facts["epsilon_example_means"]
+    silent = replace(METHOD, private=atoll.ExampleDP(1.0, 0.0))
+    check_refusal(lambda: atoll.assemble(atoll.Job(silent), digits), "multiplier 0", "leave `private` out")
+
+
+def test_calibration_reaches_the_noise_of_private_training(digits: Federated) -> None:
+    found = atoll.calibrate(example_job(), digits, epsilon=2.0, delta=1e-4)
+    assert found.key == "method.private.multiplier"
+    assert found.epsilon <= 2.0
+
+
+def test_private_training_from_a_job_file(tmp_path: Path) -> None:
+    from atoll.catalogue import BadJob
+    from atoll.jobfile import dumps, parse, to_table
+
+    text = """
+    name = "examples"
+    data = { use = "digits", clients = 10 }
+    method = { use = "fedavg", model = "softmax", private = { use = "example_dp", clip = 1.0, multiplier = 1.1 } }
+    """
+    said = parse(text, "here")
+    assert said.job.method.private == atoll.ExampleDP(1.0, 1.1)  # type: ignore[attr-defined]
+    again = parse(dumps(to_table(said.job, said.data, 0)), "again")
+    assert again.job == said.job
+    with pytest.raises(BadJob, match="did you mean 'multiplier'"):
+        parse(text.replace("multiplier", "multiplyer"), "here")

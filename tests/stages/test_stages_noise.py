@@ -120,3 +120,19 @@ def test_what_would_make_the_noise_a_lie_is_refused() -> None:
 @pytest.mark.parametrize("part", [atoll.Gaussian(), atoll.Tree(), atoll.Ring(), atoll.Budget(1.0), atoll.InTurn()])
 def test_parts_are_records(part: object) -> None:
     check_part(part)
+
+
+def test_quick_normal_numbers_are_normal() -> None:
+    """Kolmogorov and Smirnov on four million of them, chi-square on the tails, moments."""
+    from scipy.stats import chisquare, kstest, norm
+
+    from atoll.privacy.normal import normal
+
+    z = np.concatenate([normal(1_000_001, 3, "quick", k) for k in range(4)])
+    assert kstest(z, "norm").pvalue > 1e-3
+    edges = [-np.inf, -4.5, -4.2, -4.0, -3.5, -3.0, 3.0, 3.5, 4.0, 4.2, 4.5, np.inf]
+    expected = np.diff(norm.cdf(edges)) * len(z)
+    assert chisquare(np.histogram(z, edges)[0], expected).pvalue > 1e-3
+    assert np.std(z) == pytest.approx(1.0, abs=2e-3)
+    assert np.mean(z) == pytest.approx(0.0, abs=2e-3)
+    assert np.array_equal(normal(5, 1, "a"), normal(5, 1, "a"))

@@ -12,6 +12,7 @@ from atoll.methods.schedule import Schedule, check_rate, rate
 from atoll.methods.server import Server
 from atoll.models.model import Fit, Model
 from atoll.models.optimiser import Optimiser, optimiser
+from atoll.models.private import ExampleDP
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class FedAvg:
     optimiser: Optimiser = Optimiser()
     server: Server = Server()
     prox: float = 0.0
+    private: ExampleDP | None = None
     mean = True
 
     def __post_init__(self) -> None:
@@ -53,7 +55,7 @@ class FedAvg:
 
     def task(self, share: Tree, group: Group) -> Contribution:
         w = share["params"]
-        how = Fit(self.epochs, self.batch, self.optimiser, self.prox)
+        how = Fit(self.epochs, self.batch, self.optimiser, self.prox, self.private)
         return Contribution({"delta": self.model.fit(w, group, how, share["lr"]) - w}, group.size)
 
     def merge(self, state: State, tree: Tree) -> State:

@@ -10,6 +10,7 @@ from atoll.core.party import Group
 from atoll.core.tree import Schema, Tree
 from atoll.methods.schedule import Schedule, check_rate, rate
 from atoll.models.model import Fit, Model
+from atoll.models.private import ExampleDP
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class FedSGD:
     model: Model
     lr: float | Schedule = 0.1
     by: Literal["gradients", "weights"] = "gradients"
+    private: ExampleDP | None = None
     mean = True
 
     def __post_init__(self) -> None:
@@ -41,10 +43,12 @@ class FedSGD:
         return {"params": state["params"], "lr": rate(self.lr, int(state["t"]))}
 
     def task(self, share: Tree, group: Group) -> Contribution:
-        w = share["params"]
-        if self.by == "gradients":
-            return Contribution({"gradients": self.model.grad(w, group)}, group.size)
-        return Contribution({"weights": self.model.fit(w, group, Fit(), share["lr"])}, group.size)
+        w, how = share["params"], Fit(private=self.private)
+        if self.by == "weights":
+            return Contribution({"weights": self.model.fit(w, group, how, share["lr"])}, group.size)
+        # A step of size 1 goes from w to w − g; what it rounds off is far below the noise.
+        g = self.model.grad(w, group) if self.private is None else w - self.model.fit(w, group, how, 1.0)
+        return Contribution({"gradients": g}, group.size)
 
     def merge(self, state: State, tree: Tree) -> State:
         t = int(state["t"])

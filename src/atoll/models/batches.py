@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.core.keys import draw
+from atoll.core.keys import draw, rng
 from atoll.core.party import Group
 from atoll.core.tree import Array
 
@@ -16,7 +16,8 @@ _LAST = np.uint64(2**64 - 1)  # the ticket of a row that is padding
 class Batches(NamedTuple):
     """`rows[k, s]` are the rows of x and y that party k sees in step s; the first `real[k, s]` of them are real.
 
-    Parties with fewer steps than `rows` has end with steps of no real row, which change nothing.
+    Parties with fewer steps than `rows` has end with steps of no real row, which change nothing. Of Poisson batches the
+    first `steps[k]` count, drawn empty or not.
     """
 
     rows: Array
@@ -47,6 +48,32 @@ def batches(group: Group, epochs: int, batch: int | None) -> Batches:
         order = np.argsort(real == 0, axis=1, kind="stable")
         rows = np.take_along_axis(rows, order[:, :, None], 1)
         real = np.take_along_axis(real, order, 1)
+    return Batches(rows, real, steps)
+
+
+def poisson(n: int, epochs: int, batch: int | None) -> tuple[float, int]:
+    """Return the sampling rate q of n samples and the number of steps; who has no samples takes no step."""
+    if not n:
+        return 0.0, 0
+    return (1.0, epochs) if batch is None else (min(batch / n, 1.0), epochs * -(-n // batch))
+
+
+def poisson_batches(group: Group, epochs: int, batch: int | None) -> Batches:
+    """Let every step draw each sample by its own coin of rate q: batches vary in size, as accountants assume."""
+    plan = [poisson(n, epochs, batch) for n in group.size.tolist()]
+    steps = np.array([s for _, s in plan], np.int64)
+    real = np.zeros((len(group), max(int(steps.max(initial=0)), 1)), np.int64)
+    drawn = []
+    for k, (n, (q, s)) in enumerate(zip(group.size.tolist(), plan, strict=True)):
+        coins = rng(group.seed, "poisson batch", group.t, group.me[k])
+        # How many heads, then whose: the same distribution as a coin each, at the cost of the batch only.
+        real[k, :s] = coins.binomial(n, q, s)
+        drawn.append([coins.choice(n, m, replace=False, shuffle=False) for m in real[k, :s].tolist()])
+    # As wide as the largest batch of the plan, so no draw is ever cut short.
+    rows = np.zeros((*real.shape, round_up(int(real.max(initial=0)))), group.rows.dtype)
+    for k, batches_of_k in enumerate(drawn):
+        for s, chosen in enumerate(batches_of_k):
+            rows[k, s, : len(chosen)] = group.rows[k, chosen]
     return Batches(rows, real, steps)
 
 

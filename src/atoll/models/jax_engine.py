@@ -72,6 +72,11 @@ class JaxEngine:
         return min(max(200_000 // model.size, 1), 125)
 
     def fit(self, model: Model, w: Array, group: Group, how: Fit, lr: float, linear: Array | None) -> Array:
+        if how.private is not None:
+            from atoll.models.jax_private import fit_private
+
+            with _precision(model):
+                return fit_private(model, w, group, how, lr, linear)
         plan = batches(group, how.epochs, how.batch)
         with _precision(model):
             if self.width(model) > 1:
@@ -212,35 +217,45 @@ def _mean_loss(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor, count: 
     return loss.sum() / jnp.maximum(n.sum(), 1)
 
 
-def _steps(
-    model: Model, how: Fit, tilted: bool, full: bool
-) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]:
-    """Return the optimiser's init and one step of local training: (p, o, p0, x, y, count, lr, linear) to (p, o)."""
+Steps = tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]
+
+
+def _moves(how: Fit, tilted: bool) -> Steps:
+    """Return the optimiser's init and its move with a gradient: (p, o, p0, g, lr, linear) to (p, o)."""
     jax = _jax()
     make = None if how.optimiser.plain else how.optimiser.make()
 
     def begin(p: Tensor, lr: Tensor) -> Tensor:
         return () if make is None else make(lr).init(p)
 
-    def step(
-        p: Tensor, o: Tensor, p0: Tensor, x: Tensor, y: Tensor, count: Tensor, lr: Tensor, linear: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        g = jax.grad(partial(_mean_loss, model))(p, x, y, None if full else count)
+    def move(p: Tensor, o: Tensor, p0: Tensor, g: Tensor, lr: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
         if tilted:
             g = jax.tree.map(lambda a, b: a + b, g, linear)
         if how.prox:
             g = jax.tree.map(lambda a, b, c: a + how.prox * (b - c), g, p, p0)
         if make is None:
-            after, o_after = jax.tree.map(lambda a, b: a - lr * b, p, g), o
-        else:
-            change, o_after = make(lr).update(g, o, p)
-            after = jax.tree.map(lambda a, b: a + b, p, change)
+            return jax.tree.map(lambda a, b: a - lr * b, p, g), o
+        change, o_after = make(lr).update(g, o, p)
+        return jax.tree.map(lambda a, b: a + b, p, change), o_after
+
+    return begin, move
+
+
+def _steps(model: Model, how: Fit, tilted: bool, full: bool) -> Steps:
+    """Return the optimiser's init and one step of local training: (p, o, p0, x, y, count, lr, linear) to (p, o)."""
+    jax = _jax()
+    begin, move = _moves(how, tilted)
+
+    def step(
+        p: Tensor, o: Tensor, p0: Tensor, x: Tensor, y: Tensor, count: Tensor, lr: Tensor, linear: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        g = jax.grad(partial(_mean_loss, model))(p, x, y, None if full else count)
+        after = move(p, o, p0, g, lr, linear)
         if full:
-            return after, o_after
+            return after
         # A step without samples changes nothing: neither the parameters nor the optimiser's memory.
-        keep = count > 0
-        pick = partial(jax.tree.map, lambda new, old: jax.numpy.where(keep, new, old))
-        return pick(after, p), pick(o_after, o)
+        keep: tuple[Tensor, Tensor] = jax.tree.map(lambda a, b: jax.numpy.where(count > 0, a, b), after, (p, o))
+        return keep
 
     return begin, step
 

@@ -17,16 +17,22 @@ from atoll.core.party import Group
 from atoll.core.tree import Array, Schema
 from atoll.models.layers import Shape
 from atoll.models.optimiser import Optimiser
+from atoll.models.private import ExampleDP
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a party trains: epochs, batch size (None: all samples at once), optimiser, pull towards the start."""
+    """How a party trains: epochs, batch size (None: all samples at once), optimiser, pull towards the start, privacy.
+
+    With `private` batches are Poisson samples, and an example's loss is the mean over its own labels. Tilt and pull are
+    added after the noise: they must not depend on data that is to be hidden.
+    """
 
     epochs: int = 1
     batch: int | None = None
     optimiser: Optimiser = Optimiser()
     prox: float = 0.0
+    private: ExampleDP | None = None
 
 
 class Spec(Protocol):

@@ -49,6 +49,10 @@ class TorchEngine:
 
     def fit(self, model: Model, w: Array, group: Group, how: Fit, lr: float, linear: Array | None) -> Array:
         _torch()
+        if how.private is not None:
+            from atoll.models.torch_private import fit_private
+
+            return fit_private(model, w, group, how, lr, linear)
         plan = batches(group, how.epochs, how.batch)
         if self.width(model) > 1:
             return _fit_many(model, w, group, plan, how, lr, linear)

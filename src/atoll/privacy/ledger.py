@@ -48,7 +48,10 @@ class Ledger:
                 facts |= {f"{name}_tight": tight} if tight is not None else {}
                 facts[f"{name}_means"] = account.words()
         if last and self.server:
-            facts |= {"epsilon_server": self.server.epsilon(rounds), "epsilon_server_means": self.server.words()}
+            facts |= {
+                "epsilon_server": self.server.epsilon(rounds),
+                "epsilon_server_means": f"against the server; {self.server.words()}",
+            }
         return facts
 
 
@@ -111,12 +114,15 @@ def _of_parties(where: str, multiplier: float, select: Any, parties: int, steady
 
 def _of_examples(private: Any, method: Any, sizes: Array, rounds: int, deltas: Mapping[str, float]) -> Spend:
     """Spend what the party spends that spends most, should it take part in every round."""
+    if not private.multiplier > 0:
+        raise Mismatch("private training with multiplier 0 adds no noise and protects nothing: leave `private` out")
+    epochs, batch = getattr(method, "epochs", 1), getattr(method, "batch", None)
     some = np.unique(sizes[sizes > 0])
     shown = some[np.unique(np.linspace(0, len(some) - 1, min(len(some), _SIZES)).astype(int))]
     delta = deltas.get("example", delta_for(max(int(sizes.sum()), 2)))
     spends = []
     for n in shown.tolist():
-        rate, steps = private.per_round(n, method.epochs, method.batch)
+        rate, steps = private.per_round(n, epochs, batch)
         spends.append(Spend(private.multiplier, "poisson" if rate < 1 else "none", rate, "example", times=steps))
     return max(spends, key=lambda spend: Account(spend, delta).epsilon(rounds))
 

@@ -32,7 +32,7 @@ from atoll.report.draw import (
 from atoll.report.layout import as_list, as_table
 from atoll.report.units import in_bytes, in_seconds
 
-UNITS = ("epsilon", "epsilon_party", "epsilon_example")  # facts that an account may note
+UNITS = ("epsilon", "epsilon_party", "epsilon_example", "epsilon_server")  # facts that an account may note
 LINES = ((BLUE, "-"), (VERMILION, (0, (4, 1.5))), (GREEN, ":"))
 DASH = (0, (4, 2))
 EXAMPLES = 3  # of rounds that opened nothing
@@ -135,7 +135,9 @@ def panels(about: About, facts: Facts) -> list[Panel]:
     spent = [account for account in accounts(about, facts) if len(noted(facts, account.name)[0])]
     if spent:
         found.append(Panel("privacy", "Privacy spent", lambda ax: _spent(ax, about, facts, spent)))
-    clipped, norm, noise, error = (noted(facts, name) for name in ("clipped", "clip_norm", "noise_share", "error"))
+    clipped, norm, noise, error = (
+        noted(facts, name) for name in ("clipped", "clip_norm", "noise_share", "error_share")
+    )
     if len(clipped[0]):
         found.append(Panel("privacy", "Vectors that were clipped", lambda ax: _clipped(ax, *clipped, _aim(about))))
     if len(norm[0]):
@@ -266,7 +268,7 @@ def caption(group: str, about: About, facts: Facts) -> str:
         return f"Answers: {said}" + (f"; {count(shut, 'round')} opened nothing." if shut else ".")
     if group == "compression":
         return (
-            f"Compression: what the server got was off by {_share(noted(facts, 'error')[1])} of a vector's length "
+            f"Compression: the server got vectors off by {_share(noted(facts, 'error_share')[1])} of their length "
             "on average."
         )
     spent = [

@@ -197,8 +197,17 @@ def _settle(core: int, parent: int) -> None:
         if os.getppid() != parent:
             os._exit(1)
         os.sched_setaffinity(0, {core})
+        _keep_memory()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
+
+
+def _keep_memory() -> None:
+    """Let freed memory be used again at once: to give it back and fetch it anew costs more than the work on it."""
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tune:  # glibc
+        tune(-3, 32 << 20)  # M_MMAP_THRESHOLD: vectors of models come from the heap
+        tune(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: and the heap stays
 
 
 # --- how a child gets its work ----------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.keys import rng
 from atoll.core.tree import Array
 from atoll.core.wire import About, Codec, Event, Heard, Memory, Mismatch, Wire, as_is
 from atoll.stages.ring import signed
 
 PLACES = ("central", "local", "distributed")
+_FEW = 1e5  # below, single precision has room for ten standard deviations in whole steps
 _GRID = 2**30  # steps of the grid in one standard deviation: rounding the vector to it moves no bound
 
 
@@ -144,18 +144,28 @@ def add_noise(x: Array, sigma: float, address: tuple[Any, ...]) -> Array:
         grid = 2.0 ** floor(np.log2(sigma / _GRID))
         steps = np.rint(np.asarray(x, np.float64) / grid) + discrete_gaussian(sigma / grid, len(x), SecureBits())
         return (steps * grid).astype(x.dtype)
-    noise = rng(*address).standard_normal(len(x), np.float32)
-    if whole:
-        return x + np.rint(noise * np.float64(sigma)).astype(np.int64).astype(x.dtype)
-    return x + noise * x.dtype.type(sigma)
+    from atoll.privacy.normal import normal
+
+    noise = normal(len(x), *address)
+    if not whole:
+        noise = noise.astype(x.dtype, copy=False)
+        noise *= x.dtype.type(sigma)
+        noise += x
+        return noise
+    if sigma < _FEW:
+        noise *= np.float32(sigma)
+        steps = np.rint(noise, out=noise).astype(np.int32)
+    else:
+        steps = np.rint(noise * np.float64(sigma)).astype(np.int64)
+    return x + (steps.view(x.dtype) if steps.itemsize == x.itemsize else steps.astype(x.dtype))
 
 
 def _adder(sigma: float, purpose: str) -> Any:
     def encode(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
-        rows = [
-            add_noise(row, sigma, (about.seed, purpose, about.t, int(k))) for row, k in zip(x, about.me, strict=True)
-        ]
-        return np.stack(rows), memory
+        rows = np.empty_like(x)
+        for k, me in enumerate(about.me.tolist()):
+            rows[k] = add_noise(x[k], sigma, (about.seed, purpose, about.t, me))
+        return rows, memory
 
     return encode
 
