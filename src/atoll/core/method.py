@@ -11,7 +11,7 @@ import numpy as np
 
 from atoll.core.effects import Cohort, Replies, ask, keep, note
 from atoll.core.party import Group, Memory
-from atoll.core.tree import Array, Schema, Tree, flatten, leaves, unflatten
+from atoll.core.tree import Array, Schema, Tree, flatten, leaves, length, unflatten
 from atoll.core.wire import About, Codec, Gather, Heard, Stage, Wire, chain, facts_of
 
 State = Mapping[str, Any]
@@ -210,14 +210,13 @@ async def _round(plan: Plan, state: State, channel: Tree, history: History) -> t
     told = {name: channel[name] for name in plan.codec.tells}
     question = {"share": share, "t": t, **({"told": told} if told else {})}
     vector, replies = await plan.gather(pick.cohort, question, pick.enough)
-    before = state["params"]
-    seen: dict[str, Any] = {}
+    before, seen = state["params"], dict[str, Any]()
     if len(replies) >= max(plan.wire.floor, 1):
         combined, after = plan.codec.decode(vector, channel, Heard(len(replies), plan.seed, t))
         channel, seen = facts_of(after)
         _check(combined, replies, t)
         state = method.merge(state, unflatten(combined, method.schema))
-    moved = float(np.linalg.norm(np.asarray(state["params"] - before)))
+    moved = length(np.asarray(state["params"] - before))
     await note("round", round=t + 1, **_facts(plan, share, pick, replies), **seen, **spent, moved=moved)
     elapsed, served = replies.facts.get("elapsed", history.elapsed), history.served
     if served is not None:

@@ -31,6 +31,11 @@ class Schema:
             start += prod(shape)
 
 
+def length(vector: Array) -> float:
+    """Return the L2 norm. Not by BLAS: its threads would spin on for milliseconds where parties want to train."""
+    return float(np.sqrt(np.einsum("d,d->", vector, vector, dtype=np.float64)))
+
+
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (path, leaf), in sorted order of names."""
     for name in sorted(tree):

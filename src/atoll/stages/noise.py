@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.tree import Array
+from atoll.core.tree import Array, length
 from atoll.core.wire import About, Codec, Event, Heard, Memory, Mismatch, Wire, as_is
 from atoll.stages.ring import signed
 
@@ -200,5 +200,5 @@ def _room_for(wire: Wire, sigma: float, mine: float = 0.0) -> Wire:
 def _share_of_noise(x: Array, sigma: float, memory: Memory) -> Memory:
     """Note how much of a noisy vector's length is noise."""
     real = signed(x) if np.issubdtype(x.dtype, np.unsignedinteger) else x
-    total = float(np.linalg.norm(np.asarray(real, np.float64)))
+    total = length(real)
     return {**memory, "fact.noise_share": min(sigma * sqrt(len(x)) / total, 1.0) if total else 1.0}

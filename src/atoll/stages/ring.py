@@ -9,7 +9,7 @@ from math import sqrt
 import numpy as np
 
 from atoll.core.keys import draw
-from atoll.core.tree import Array
+from atoll.core.tree import Array, length
 from atoll.core.wire import About, Codec, Heard, Memory, Mismatch, Wire
 
 
@@ -93,7 +93,6 @@ def _round(row: Array, bound: float, address: tuple[int | None, int, int]) -> Ar
             bits = np.random.SFC64(int(draw(seed, "ring", t, me, again)[0]))
             toss = bits.random_raw(-(-size // 4)).view(np.uint16)[:size]
         out = low + (toss < part)
-        # Not a BLAS product: that would wake threads for a tenth of a millisecond's work.
-        if np.einsum("d,d->", out, out, dtype=np.float64) <= bound**2:
+        if length(out) <= bound:
             return out
     raise ArithmeticError("a vector could not be rounded within its bound in 1,000 attempts")
