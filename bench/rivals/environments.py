@@ -23,6 +23,7 @@ REQUIREMENTS: dict[str, list[list[str]]] = {
     "fluke": [[TORCH], ["fluke-fl==0.8.1", TORCH]],
     "fedlab": [[TORCH], ["fedlab==1.3.0", TORCH]],
     "torch": [[TORCH, "numpy"]],
+    "phe": [["phe==1.5.0", "gmpy2==2.3.2"]],
 }
 
 

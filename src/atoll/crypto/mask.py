@@ -55,14 +55,18 @@ def unpack(data: bytes, size: int, bits: int, width: int) -> Integers:
     dtype = LITTLE[width // 8]
     if bits == width:
         return np.frombuffer(data, dtype).astype(dtype.newbyteorder("="), copy=False)
-    out = np.zeros((size, width // 8), np.uint8)
-    raw = np.frombuffer(data, np.uint8)
-    for start in range(0, size, CHUNK):
-        rows = min(CHUNK, size - start)
-        some = raw[start * bits // 8 : (start * bits + rows * bits + 7) // 8]
-        spread = np.unpackbits(some, count=rows * bits, bitorder="little").reshape(rows, bits)
-        out[start : start + rows, : (bits + 7) // 8] = np.packbits(spread, axis=1, bitorder="little")
-    return out.view(dtype).ravel().astype(dtype.newbyteorder("="), copy=False)
+    # Eight numbers fill `bits` whole bytes, so every eighth number begins at the same bit of a byte.
+    groups = size // 8 + 1
+    raw = data + bytes(groups * bits + 8 - len(data))
+    out = np.empty((groups, 8), np.uint64)
+    for k in range(8):
+        byte, bit = divmod(k * bits, 8)
+        out[:, k] = np.ndarray(groups, "<u8", raw, byte, (bits,)) >> np.uint64(bit)
+        if bit + bits > 64:
+            last = np.ndarray(groups, np.uint8, raw, byte + 8, (bits,)).astype(np.uint64)
+            out[:, k] |= last << np.uint64(64 - bit)
+    out &= np.uint64((1 << bits) - 1)
+    return out.ravel()[:size].astype(dtype.newbyteorder("="))
 
 
 def packed_bytes(size: int, bits: int) -> int:
