@@ -219,6 +219,9 @@ def test_explain_says_who_sees_what_and_what_it_costs(digits: Federated) -> None
         "budget", "modulo 2^32",
     ):  # fmt: skip
         assert words in said, words
+    assert "multi-round privacy T = 1" in said
+    batches = job(*SHARED, combine=atoll.SecureSum(), select=atoll.Batches(12, 3))
+    assert "multi-round privacy T = 3" in atoll.explain(batches, digits)
     real = atoll.explain(job(*SHARED, combine=atoll.SecureSum(real=True)), digits)
     assert "(simulated" not in real
     plain = atoll.explain(job(atoll.Weigh()), digits)

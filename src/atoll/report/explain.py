@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from atoll.combine import Each
+from atoll.combine import Each, EncryptedSum, LightSum, SecureSum
 from atoll.core.tree import leaves
 from atoll.data.federated import Federated
 from atoll.job import Assembled, Job, assemble
 from atoll.report.units import in_bytes
+
+_MANY = 5_000  # parties; beyond, playing the selection takes too long to wait for
+_PLAYED = 300  # rounds of it
 
 
 def explain(job: Job, data: Federated, seed: int = 0) -> str:
@@ -86,8 +89,27 @@ def _named(part: Any) -> str:
 
 
 def _seen(a: Assembled, data: Federated) -> tuple[str, list[str]]:
-    seen = a.job.channel.combine.seen(a.wire)
-    return "who sees what", [f"{who}: {what}" for who, what in seen.items()]
+    combine = a.job.channel.combine
+    lines = [f"{who}: {what}" for who, what in combine.seen(a.wire).items()]
+    hidden = isinstance(combine, SecureSum | LightSum | EncryptedSum)
+    return "who sees what", [*lines, *(_rounds_together(a, len(data)) if hidden else [])]
+
+
+def _rounds_together(a: Assembled, parties: int) -> list[str]:
+    """Say what all sums together give away, which no single one does."""
+    from atoll.select.metrics import multi_round
+
+    if parties > _MANY:
+        return []
+    rounds = min(a.job.rounds, _PLAYED)
+    played = multi_round(a.job.select, parties, rounds, a.job.availability, a.plan.seed)
+    told = (
+        f"over {rounds:,} rounds: sums tell apart groups of {played.privacy} or more parties "
+        f"(multi-round privacy T = {played.privacy}), {played.cardinality:.3g} parties are in a sum on average (C), and "
+        f"the share of rounds that parties take part in differs by {played.fairness_gap:.2g} (F)"
+    )
+    alone = "T = 1: models that hardly change can be worked out one by one; select with batches, or add noise"
+    return [told, *([alone] if played.privacy == 1 else [])]
 
 
 _HIDES = {

@@ -74,10 +74,14 @@ class Clip:
 
 def clip(x: Array, norm: float) -> tuple[Array, Array]:
     """Return rows of at most this norm, and which were longer (1.0) or not finite."""
-    length = np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64))
+    with np.errstate(over="ignore", invalid="ignore"):
+        length = np.sqrt(np.add.reduce(x * x, axis=1).astype(np.float64))
+    odd = ~np.isfinite(length) | (length < 1e4 * np.sqrt(np.finfo(x.dtype).tiny))
+    if odd.any():  # squares that are too large or too small for this precision
+        length[odd] = np.sqrt(np.einsum("nd,nd->n", x[odd], x[odd], dtype=np.float64))
     finite = np.isfinite(length)
-    # Rounding may leave a vector longer than the norm by a unit in the last place: aim a little below.
-    aim = norm * (1 - 4 * np.finfo(x.dtype).eps)
+    # NumPy adds in pairs, so a length is off by some ten units in the last place, and scaling adds two: aim below that.
+    aim = norm * (1 - 48 * np.finfo(x.dtype).eps)
     scale = np.where(length > aim, aim / np.maximum(length, aim), 1.0)
     kept = x if finite.all() else np.where(finite[:, None], x, 0)
     scale = np.where(finite, scale, 0.0)

@@ -128,7 +128,7 @@ class Tree:
         return replace(wire, noise=(Event("tree", self.multiplier),), tree=self.every), Codec(as_is, decode)
 
 
-def add_noise(x: Array, sigma: float, address: tuple[Any, ...]) -> Array:
+def add_noise(x: Array, sigma: float, address: tuple[Any, ...], out: Array | None = None) -> Array:
     """Add noise to a vector: whole numbers in a ring. Without a seed it is exact and from the operating system.
 
     In a simulation integers get rounded normal numbers, which for the scales of a ring nobody can tell from the
@@ -140,31 +140,30 @@ def add_noise(x: Array, sigma: float, address: tuple[Any, ...]) -> Array:
         from atoll.privacy.discrete import SecureBits, discrete_gaussian
 
         if whole:
-            return x + discrete_gaussian(sigma, len(x), SecureBits()).astype(x.dtype)
+            return np.add(x, discrete_gaussian(sigma, len(x), SecureBits()).astype(x.dtype), out=out)
         grid = 2.0 ** floor(np.log2(sigma / _GRID))
         steps = np.rint(np.asarray(x, np.float64) / grid) + discrete_gaussian(sigma / grid, len(x), SecureBits())
-        return (steps * grid).astype(x.dtype)
+        return np.add((steps * grid).astype(x.dtype), x.dtype.type(0), out=out)
     from atoll.privacy.normal import normal
 
     noise = normal(len(x), *address)
     if not whole:
         noise = noise.astype(x.dtype, copy=False)
         noise *= x.dtype.type(sigma)
-        noise += x
-        return noise
+        return np.add(x, noise, out=out)
     if sigma < _FEW:
         noise *= np.float32(sigma)
         steps = np.rint(noise, out=noise).astype(np.int32)
     else:
         steps = np.rint(noise * np.float64(sigma)).astype(np.int64)
-    return x + (steps.view(x.dtype) if steps.itemsize == x.itemsize else steps.astype(x.dtype))
+    return np.add(x, steps.view(x.dtype) if steps.itemsize == x.itemsize else steps.astype(x.dtype), out=out)
 
 
 def _adder(sigma: float, purpose: str) -> Any:
     def encode(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
         rows = np.empty_like(x)
         for k, me in enumerate(about.me.tolist()):
-            rows[k] = add_noise(x[k], sigma, (about.seed, purpose, about.t, me))
+            add_noise(x[k], sigma, (about.seed, purpose, about.t, me), out=rows[k])
         return rows, memory
 
     return encode
