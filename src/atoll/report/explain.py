@@ -105,8 +105,8 @@ def _rounds_together(a: Assembled, parties: int) -> list[str]:
     played = multi_round(a.job.select, parties, rounds, a.job.availability, a.plan.seed)
     told = (
         f"over {rounds:,} rounds: sums tell apart groups of {played.privacy} or more parties "
-        f"(multi-round privacy T = {played.privacy}), {played.cardinality:.3g} parties are in a sum on average (C), and "
-        f"the share of rounds that parties take part in differs by {played.fairness_gap:.2g} (F)"
+        f"(multi-round privacy T = {played.privacy}), {played.cardinality:.3g} parties are in a sum on average (C), "
+        f"and the share of rounds that parties take part in differs by {played.fairness_gap:.2g} (F)"
     )
     alone = "T = 1: models that hardly change can be worked out one by one; select with batches, or add noise"
     return [told, *([alone] if played.privacy == 1 else [])]
