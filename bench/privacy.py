@@ -59,7 +59,7 @@ class Scale:
     sealed: int = 400  # ciphertexts made at a time
     opened: int = 40  # of which are decrypted
     rounds: int = 15  # of one turn of the channel
-    trained: int = 40  # rounds to compare accuracies after
+    trained: int = 200  # rounds to compare accuracies after: error feedback needs a party to come back
 
 
 QUICK = Scale(repeat=2, n=20, d=10_000, d_light=2_000, sealed=10, opened=2, rounds=4, trained=2)
