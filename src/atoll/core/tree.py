@@ -33,7 +33,7 @@ class Schema:
 
 def length(vector: Array) -> float:
     """Return the L2 norm. Not by BLAS: its threads would spin on for milliseconds where parties want to train."""
-    return float(np.sqrt(np.einsum("d,d->", vector, vector, dtype=np.float64)))
+    return float(np.sqrt(np.einsum("d,d->", np.ravel(vector), np.ravel(vector), dtype=np.float64)))
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
