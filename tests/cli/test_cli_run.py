@@ -53,7 +53,7 @@ def test_overrides_reach_the_job_file_of_the_run(ran: tuple[Path, subprocess.Com
     said = tomllib.loads((cwd / named(done, "run") / "job.toml").read_text())
     assert said["method"]["lr"] == 0.05
     assert said["method"]["model"]["use"] == "softmax"
-    assert said["stages"] == [{"use": "average"}]
+    assert said["stages"] == [{"use": "average", "by": "answers"}]
     assert said["select"] == {"use": "count", "number": 4}
     assert said["rounds"] == 3
 
@@ -119,7 +119,7 @@ def test_explain_counts_right(tmp_path: Path) -> None:
     """64·64 + 64 + 64·10 + 10 = 4,810 parameters and a weight: 4,811 numbers of 4 bytes up, 4,810 and a rate down."""
     said = fine(tmp_path, "explain", "digits", run=atoll)
     assert "4,810 parameters" in said
-    assert "4,811 numbers of 32 bits" in said
+    assert "4,811 numbers in 19.2 kB" in said
     up, cohort, rounds = 4811 * 4, 10, 60
     downs = (4810 * 4, 4810 * 4 + 4, 4810 * 4 + 8)
     assert "a party sends 19.2 kB and receives 19.2 kB" in said
@@ -138,7 +138,7 @@ def test_explain_follows_the_channel(tmp_path: Path) -> None:
     each = "combine={use='each', rule={use='trimmed_mean', f=2}}"
     stages = "stages=[{use='clip', norm=2.0}, 'average']"
     said = fine(tmp_path, "explain", "digits", "--set", each, "--set", stages)
-    assert "4,810 numbers of 32 bits, no longer than 2, every party one voice" in said
+    assert "4,810 numbers in 19.2 kB, no longer than 2, every party one voice" in said
     assert f"all 10 vectors of a round at once: {4810 * 4 * 10 / 1e3:.3g} kB" in said
 
 

@@ -268,7 +268,7 @@ def test_the_error_of_compression_is_drawn(tell):
     for fact, value in zip(turns(facts), (0.2, 0.4), strict=True):
         fact["error_share"] = value
     assert next(iter(lines(axes(about, facts, "Error of compression")).values())) == ([1, 2], [0.2, 0.4])
-    assert "off by 30\u00a0% of a vector's length" in privacy.caption("compression", about, facts)
+    assert "off by 30\u00a0% of their length" in privacy.caption("compression", about, facts)
 
 
 def test_a_protocol_that_was_run_tells_its_cost(tell):
