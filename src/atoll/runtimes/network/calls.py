@@ -1,0 +1,89 @@
+"""What both ends of the line agree on: the times, the sizes, what a server does with a call, how long to pause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+from atoll.runtimes.network.parcel import CHUNK, Header, Question
+
+SERVICE = "atoll.v1"
+MESSAGE = 2 * CHUNK  # most bytes of any one message
+
+
+@dataclass(frozen=True)
+class Times:
+    """All the times there are, in seconds."""
+
+    wait: float = 20.0  # how long the server holds a pull for which it has no question
+    answer: float = 600.0  # how long a body may be on its way
+    silence: float = 10.0  # after which a line without a sign of life, or a chunk that does not come, is given up
+    grace: float = 5.0  # how long a stopping server lets calls end
+    patience: float = 60.0  # how long a party tries to reach the server before it says that it cannot
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name}={value}: a time is positive")
+
+
+TIMES = Times()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All the sizes there are: no peer can make this process use more."""
+
+    body: int = 1 << 30  # most bytes of a body
+    memory: int = 8 << 20  # bytes of a body kept in memory; what is longer goes to a file
+    threads: int = 256  # calls served at a time, of which three quarters may be waiting ones
+    streams: int = 8  # calls at a time on one connection
+
+
+LIMITS = Limits()
+
+
+class Unreachable(ConnectionError):
+    """The server does not answer; it may later."""
+
+
+class Service(Protocol):
+    """What the server does with calls. Each may be repeated, and raises Refused with a sentence for the party.
+
+    `next_question` blocks for at most `wait` seconds and gives the same question until it is answered; the body given
+    to `answer` is closed afterwards.
+    """
+
+    def hello(self, name: str, hello: bytes) -> bytes: ...
+    def next_question(self, name: str, wait: float) -> Question | None: ...
+    def answer(self, name: str, header: Header, body: IO[bytes]) -> bytes: ...
+    def goodbye(self, name: str) -> None: ...
+
+
+def delays(seed: int, first: float = 0.1, most: float = 5.0) -> Iterator[float]:
+    """Pauses between attempts: twice as long each time up to `most`, each shortened at random by up to a half."""
+    generator = np.random.default_rng(seed)
+    longest = first
+    while True:
+        yield float(longest * generator.uniform(0.5, 1.0))
+        longest = min(2 * longest, most)
+
+
+def settings(times: Times) -> list[tuple[str, Any]]:
+    half = int(times.silence * 500)
+    return [
+        ("grpc.max_receive_message_length", MESSAGE),
+        ("grpc.max_send_message_length", MESSAGE),
+        ("grpc.max_metadata_size", 1 << 14),
+        # A message that grows when it is unpacked would pass the limit above.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.keepalive_time_ms", half),
+        ("grpc.keepalive_timeout_ms", half),
+        ("grpc.http2.ping_timeout_ms", half),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]

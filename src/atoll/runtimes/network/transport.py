@@ -1,0 +1,334 @@
+"""Four calls between parties and a server, with parties only calling out: join, pull a question, push an answer, leave.
+
+Everybody is known by the key behind the connection, at each message; nothing is read from anybody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from atoll.crypto.keys import Refused, refuse_if
+from atoll.runtimes.network.calls import LIMITS, SERVICE, TIMES, Limits, Service, Times, Unreachable, delays, settings
+from atoll.runtimes.network.parcel import Header, Parcel, Question, Source, messages_of, receive
+from atoll.runtimes.network.roster import Unreadable
+from atoll.runtimes.network.tls import RENEW, Insecure, PartySide, ServerSide, Unknown, grpc_library, split
+
+SLICE = 1.0  # seconds after which a waiting call looks whether it is still wanted
+SENTENCE = 1000  # most characters of a reason that is sent
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class ServerTransport:
+    """The server's end of the line."""
+
+    def __init__(
+        self,
+        address: str,
+        credentials: ServerSide | Insecure,
+        service: Service,
+        *,
+        limits: Limits = LIMITS,
+        times: Times = TIMES,
+        folder: Path | None = None,
+    ) -> None:
+        self._host = address.rpartition(":")[0]
+        split(address)
+        self._address, self._credentials, self._service = address, credentials, service
+        self._limits, self._times, self._folder = limits, times, folder
+        self._lock = threading.Lock()
+        self._pulls: dict[str, object] = {}
+        self._uploads: set[str] = set()
+        self._until: dict[Any, float] = {}
+        self._stopped = threading.Event()
+        self._server: Any = None
+
+    def start(self) -> str:
+        """Begin to serve; gives the address, with the port that was found if 0 was asked for."""
+        grpc = grpc_library()
+        options = [
+            *settings(self._times),
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", self._limits.streams),
+            ("grpc.server_handshake_timeout_ms", int(self._times.silence * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_ping_strikes", 0),
+        ]
+        self._pool = ThreadPoolExecutor(self._limits.threads, "atoll-call")
+        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=self._limits.threads)
+        handlers = {
+            "Join": grpc.unary_unary_rpc_method_handler(self._join),
+            "Pull": grpc.unary_stream_rpc_method_handler(self._pull),
+            "Push": grpc.stream_unary_rpc_method_handler(self._push),
+            "Leave": grpc.unary_unary_rpc_method_handler(self._leave),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        try:
+            port = self._credentials.bind(self._server, self._address)
+        except RuntimeError:
+            raise OSError(f"cannot listen on {self._address}: is another server running there?") from None
+        self._server.start()
+        threading.Thread(target=self._hurry, name="atoll-hurry", daemon=True).start()
+        return f"{self._host}:{port}"
+
+    def stop(self, grace: float | None = None) -> None:
+        """Let calls end for `grace` seconds, then end them."""
+        self._stopped.set()
+        if self._server:
+            self._server.stop(self._times.grace if grace is None else grace).wait()
+            self._pool.shutdown(wait=False)
+
+    def _join(self, hello: bytes, context: Any) -> bytes:
+        with self._admitted(context) as name:
+            return self._service.hello(name, hello)
+
+    def _leave(self, nothing: bytes, context: Any) -> bytes:
+        with self._admitted(context) as name:
+            self._service.goodbye(name)
+            return b""
+
+    def _pull(self, asked: bytes, context: Any) -> Iterator[bytes]:
+        with self._admitted(context) as name:
+            question = self._question(name, asked, context)
+            if question:
+                with self._in_time(context) as alive:
+                    for message in messages_of(question.header, question.body):
+                        alive()
+                        self._credentials.name(context)
+                        yield message
+
+    def _push(self, messages: Iterator[bytes], context: Any) -> bytes:
+        with self._admitted(context) as name, self._only_upload(name):
+            with self._in_time(context) as alive:
+
+                def checked() -> Iterator[bytes]:
+                    for message in messages:
+                        alive()
+                        self._credentials.name(context)
+                        yield message
+
+                parcel = receive(checked(), self._limits.body, self._limits.memory, self._folder)
+            if parcel is None:
+                raise Refused("an answer without a header")
+            with parcel:
+                return self._service.answer(name, parcel.header, parcel.body)
+
+    def _question(self, name: str, asked: bytes, context: Any) -> Question | None:
+        """Wait in slices: a caller that left, lost its line in the roster or called anew waits no more."""
+        try:
+            wait = msgspec.msgpack.decode(asked, type=float)
+        except (msgspec.DecodeError, ValueError):
+            raise Refused("a pull says how many seconds it would wait") from None
+        refuse_if(not 0 <= wait < math.inf, f"wait={wait}: a pull waits for a while, not for ever")
+        mine = object()
+        with self._lock:
+            self._pulls[name] = mine
+            crowded = len(self._pulls) > 3 * self._limits.threads // 4
+        until = time.monotonic() + (0.0 if crowded else min(wait, self._times.wait))
+        try:
+            while True:
+                left = until - time.monotonic()
+                question = self._service.next_question(name, max(0.0, min(left, SLICE)))
+                self._credentials.name(context)
+                gone = self._stopped.is_set() or not context.is_active() or self._pulls.get(name) is not mine
+                if gone or question or left <= SLICE:
+                    return None if gone else question
+        finally:
+            with self._lock:
+                if self._pulls.get(name) is mine:
+                    del self._pulls[name]
+
+    @contextlib.contextmanager
+    def _admitted(self, context: Any) -> Iterator[str]:
+        """Who calls, for as long as it may; whatever goes wrong inside ends the call with a sentence."""
+        grpc = grpc_library()
+        code, sentence = grpc.StatusCode.INTERNAL, "the server failed at this call; its log says why"
+        try:
+            yield self._credentials.name(context)
+            return
+        except grpc.RpcError:
+            raise  # the caller is gone
+        except _Later as reason:
+            code, sentence = grpc.StatusCode.UNAVAILABLE, str(reason)
+        except Unreadable as error:
+            log.error("nobody is let in: %s", error)
+            code, sentence = grpc.StatusCode.UNAVAILABLE, "the server cannot read its roster just now"
+        except Unknown as reason:
+            code, sentence = grpc.StatusCode.UNAUTHENTICATED, str(reason)
+            log.warning("refused a call from %s: %s", context.peer(), reason)
+        except Refused as reason:
+            code, sentence = grpc.StatusCode.FAILED_PRECONDITION, str(reason)
+        except Exception:
+            log.exception("a call from %s failed", context.peer())
+        context.abort(code, sentence[:SENTENCE])
+
+    @contextlib.contextmanager
+    def _only_upload(self, name: str) -> Iterator[None]:
+        with self._lock:
+            if name in self._uploads:
+                raise _Later(f"another answer of {name} is still on its way")
+            self._uploads.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._uploads.discard(name)
+
+    @contextlib.contextmanager
+    def _in_time(self, context: Any) -> Iterator[Callable[[], None]]:
+        """A body on its way: each chunk within the silence allowed, all of it within the time of an answer."""
+        end = time.monotonic() + self._times.answer
+
+        def alive() -> None:
+            with self._lock:
+                self._until[context] = min(end, time.monotonic() + self._times.silence)
+
+        alive()
+        try:
+            yield alive
+        finally:
+            with self._lock:
+                del self._until[context]
+
+    def _hurry(self) -> None:
+        """End the calls whose time is over."""
+        while not self._stopped.wait(SLICE / 2):
+            now = time.monotonic()
+            with self._lock:
+                late = [context for context, until in self._until.items() if now > until]
+            for context in late:
+                log.warning("gave up a body from or to %s that did not move on", context.peer())
+                context.cancel()
+
+
+class _Later(Exception):
+    """Not now; the party tries again."""
+
+
+class PartyTransport:
+    """A party's end of the line. What can be repeated is tried again until `times.patience` is over."""
+
+    def __init__(
+        self,
+        address: str,
+        credentials: PartySide | Insecure,
+        *,
+        limits: Limits = LIMITS,
+        times: Times = TIMES,
+        folder: Path | None = None,
+    ) -> None:
+        split(address)
+        self._address, self._credentials = address, credentials
+        self._limits, self._times, self._folder = limits, times, folder
+        self._lock = threading.Lock()
+        self._made = -math.inf
+        self._channel: Any = None
+
+    def hello(self, hello: bytes) -> bytes:
+        return self._persist(lambda: self._unary("Join", hello))
+
+    def pull(self, wait: float | None = None) -> Parcel | None:
+        """The next question, or None if there is none within `wait` seconds."""
+        until = time.monotonic() + (self._times.wait if wait is None else wait)
+        for pause in delays(secrets.randbits(64)):
+            parcel = self._persist(lambda: self._pulled(max(0.0, until - time.monotonic())))
+            if parcel or time.monotonic() + pause >= until:
+                return parcel
+            time.sleep(pause)  # a crowded server does not hold calls
+        raise AssertionError("delays never end")
+
+    def push(self, header: Header, body: Source) -> bytes:
+        """Deliver an answer; gives the server's receipt."""
+
+        def once() -> bytes:
+            call = self._line().stream_unary(f"/{SERVICE}/Push")
+            return bytes(
+                call(messages_of(header, body), timeout=self._times.answer, metadata=self._credentials.metadata)
+            )
+
+        return self._persist(once)
+
+    def leave(self) -> None:
+        """Say goodbye, once."""
+        grpc = grpc_library()
+        try:
+            self._unary("Leave", b"")
+        except grpc.RpcError as error:
+            raise self._meaning(error) from None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._channel:
+                self._channel.close()
+            self._channel, self._made = None, -math.inf
+
+    def _unary(self, call: str, message: bytes) -> bytes:
+        made = self._line().unary_unary(f"/{SERVICE}/{call}")
+        return bytes(made(message, timeout=self._times.silence, metadata=self._credentials.metadata))
+
+    def _pulled(self, wait: float) -> Parcel | None:
+        call = self._line().unary_stream(f"/{SERVICE}/Pull")(
+            msgspec.msgpack.encode(wait), timeout=wait + self._times.answer, metadata=self._credentials.metadata
+        )
+        try:
+            return receive(call, self._limits.body, self._limits.memory, self._folder)
+        finally:
+            call.cancel()
+
+    def _line(self) -> Any:
+        """The channel. One that has grown old is left to end by itself, before its certificate does."""
+        with self._lock:
+            if time.monotonic() - self._made > RENEW:
+                options = [
+                    *settings(self._times),
+                    ("grpc.enable_http_proxy", 0),
+                    ("grpc.service_config_disable_resolution", 1),
+                    ("grpc.enable_retries", 0),
+                    ("grpc.use_local_subchannel_pool", 1),
+                    ("grpc.initial_reconnect_backoff_ms", 100),
+                    ("grpc.min_reconnect_backoff_ms", 2000),
+                    ("grpc.max_reconnect_backoff_ms", 2000),
+                ]
+                self._channel = self._credentials.channel(self._address, options)
+                self._made = time.monotonic()
+            return self._channel
+
+    def _persist(self, once: Callable[[], T]) -> T:
+        """Try until it works, is refused, or patience ends."""
+        grpc = grpc_library()
+        until = time.monotonic() + self._times.patience
+        for pause in delays(secrets.randbits(64)):
+            try:
+                return once()
+            except grpc.RpcError as error:
+                meaning = self._meaning(error)
+            if isinstance(meaning, Refused) or time.monotonic() + pause > until:
+                raise meaning
+            time.sleep(pause)
+        raise AssertionError("delays never end")
+
+    def _meaning(self, error: Any) -> Exception:
+        """Refused, if the server or a handshake says so; else Unreachable."""
+        grpc = grpc_library()
+        code, said = error.code(), error.details() or ""
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            return Unknown(said)
+        if code == grpc.StatusCode.FAILED_PRECONDITION:
+            return Refused(said)
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return Refused(f"the server at {self._address} does not speak {SERVICE}: upgrade the older of the two")
+        trouble = self._credentials.trouble(self._address) if code == grpc.StatusCode.UNAVAILABLE else None
+        if trouble:
+            return Refused(trouble)
+        return Unreachable(f"the server at {self._address} does not answer ({code.name.lower()}: {said[:SENTENCE]})")
