@@ -1,0 +1,119 @@
+"""Records come back as they were; another version is named, and every field out of bounds is refused."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from atoll.core.wire import Wire
+from atoll.runtimes.network.message import (
+    MOST_BYTES,
+    AnswerHead,
+    Envelope,
+    Fault,
+    Hello,
+    Layout,
+    QuestionHead,
+    Receipt,
+    Welcome,
+    answer_layout,
+    read_envelope,
+    write_envelope,
+)
+
+ENVELOPES: list[Envelope] = [
+    Hello("north", 120, Layout.of({"x": np.zeros(784, np.float32), "y": np.zeros((), np.int64)})),
+    Welcome("run-1", 2, "[job]\n\tmethod = 'FedAvg'\n", b"m" * 32, {"contribute": answer_layout(Wire(3, 2))}),
+    QuestionHead("run-1", 5, "judge.own", 4, 60.0, 1000, b"q" * 32),
+    AnswerHead("run-1", 5, 1000, b"a" * 32, 1.5),
+    Receipt(True),
+    Receipt(False, "leaf 'vector' has weights [-5.0]: one is above 0 and at most 1e+12"),
+]
+
+
+def test_records_come_back_as_they_were_and_stay_the_same_bytes() -> None:
+    for record in ENVELOPES:
+        assert read_envelope(type(record), write_envelope(record)) == record
+    assert write_envelope(Receipt(False, "no")) == b"\x83\xa8accepted\xc2\xa6reason\xa2no\xa4type\xa7receipt"
+    assert (
+        sha256(b"".join(map(write_envelope, ENVELOPES))).hexdigest()
+        == "23007f28cc257f55c6497e0760a3a65219cd4cff6b9c59a65ea4ccb37b7dd70f"
+    )
+
+
+@pytest.mark.parametrize("record", ENVELOPES, ids=lambda r: type(r).__name__)
+def test_records_have_their_fields_and_no_others(record: Envelope) -> None:
+    kind, raw = type(record), msgspec.msgpack.decode(write_envelope(record))
+    for name in set(raw) - {"reason"}:
+        with pytest.raises(Fault) as caught:
+            read_envelope(kind, msgspec.msgpack.encode({k: v for k, v in raw.items() if k != name}))
+        assert caught.value.reason == ("version" if name == "version" else "form")
+    for changed in ({**raw, "code": 1}, {**raw, "type": "other"}, [*raw.values()], list(raw), "text", None):
+        with pytest.raises(Fault) as caught:
+            read_envelope(kind, msgspec.msgpack.encode(changed))
+        assert caught.value.reason == "form"
+    for other in MOST_BYTES.keys() - {kind}:
+        with pytest.raises(Fault):
+            read_envelope(other, write_envelope(record))
+    with pytest.raises(Fault):
+        read_envelope(kind, write_envelope(record) + b"\0")
+
+
+@pytest.mark.parametrize("kind", MOST_BYTES)
+def test_too_long_a_record_is_not_looked_at(kind: type[Envelope]) -> None:
+    with pytest.raises(Fault) as caught:
+        read_envelope(kind, b"\xc0" * (MOST_BYTES[kind] + 1))
+    assert caught.value.reason == "size"
+
+
+@pytest.mark.parametrize(
+    ("index", "field", "value"),
+    [
+        (0, "samples", -1), (0, "samples", 2**48), (0, "samples", 1.0), (0, "samples", "7"), (0, "samples", True),
+        (0, "name", ""), (0, "name", "x" * 65), (0, "name", "a b"), (0, "name", "a\n"), (0, "name", "\x1b[2J"),
+        (0, "name", "\u202ea"), (0, "data", {"leaves": {"../x": {"dtype": "bool", "shape": [1]}}}),
+        (0, "data", {"leaves": {"x": {"dtype": "bool", "shape": [-1]}}}),
+        (1, "job", "a\x1b[2J"), (1, "job", "x" * (2**20 + 1)), (1, "manifest", b"short"), (1, "manifest", "m" * 32),
+        (1, "answers", {"a b": {"leaves": {}}}),
+        (2, "seconds", float("nan")), (2, "seconds", float("inf")), (2, "seconds", -1.0), (2, "size", -1),
+        (2, "what", "../x"), (2, "what", ""), (2, "run", "a/b"), (2, "sha256", b"q" * 33),
+        (3, "seconds", float("nan")), (3, "number", -1), (3, "size", 2**60),
+        (4, "accepted", 1), (4, "reason", "fine\nbut: rm"), (4, "reason", "\x07"), (4, "reason", "x" * 1001),
+    ],
+)  # fmt: skip
+def test_fields_out_of_bounds_are_refused(index: int, field: str, value: Any) -> None:
+    record = ENVELOPES[index]
+    raw = {**msgspec.msgpack.decode(write_envelope(record)), field: value}
+    with pytest.raises(Fault) as caught:
+        read_envelope(type(record), msgspec.msgpack.encode(raw))
+    assert caught.value.reason == "form"
+
+
+def test_records_with_control_characters_are_not_made() -> None:
+    with pytest.raises(Fault, match="control characters"):
+        Receipt(False, "\x1b[2J")
+
+
+def test_other_versions_are_refused_by_name_whatever_else_they_say() -> None:
+    newer = msgspec.msgpack.encode({"type": "hello", "version": 2, "who": {"is": ["this"]}})
+    with pytest.raises(Fault, match="the server speaks version 1, this party 2: upgrade the server") as caught:
+        read_envelope(Hello, newer)
+    assert caught.value.reason == "version"
+    older = msgspec.msgpack.encode({"type": "welcome", "version": 0})
+    with pytest.raises(Fault, match="the server speaks version 0, this party 1: upgrade the server"):
+        read_envelope(Welcome, older)
+    with pytest.raises(Fault, match="the server speaks version 2, this party 1: upgrade this party with pip install"):
+        read_envelope(Welcome, newer)
+    with pytest.raises(Fault, match="the server speaks version 1, this party 0: upgrade this party"):
+        read_envelope(Hello, older)
+
+
+def test_a_record_nested_without_end_is_refused() -> None:
+    deep = b"\x82\xa1a" + b"\x91" * 60_000 + b"\x01\xa7version\x01"
+    with pytest.raises(Fault) as caught:
+        read_envelope(Hello, deep)
+    assert caught.value.reason == "form"
