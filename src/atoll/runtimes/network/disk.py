@@ -1,0 +1,61 @@
+"""Files that outlive a crash: written under another name, synced, renamed, and held by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+_CHUNK = 1 << 20
+
+
+class Unwritable(OSError):
+    """A file cannot be written; what it held before is untouched."""
+
+
+def hold(file: int, path: Path) -> None:
+    """Keep every other process from writing here; the hold ends with this process, however it ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sentence = f"{path} is in use by another process: stop that one first, or work in another folder"
+        raise Unwritable(sentence) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new or renamed file last through a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_body(path: Path, body: bytes | BinaryIO, digest: str) -> None:
+    """Write a body so that the file is whole or not there; one that its digest does not fit is refused."""
+    part = path.with_name(path.name + ".part")
+    found = sha256()
+    try:
+        with part.open("xb") as file:
+            for chunk in _chunks(body):
+                found.update(chunk)
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        if found.hexdigest() != digest:
+            raise ValueError(f"a body with sha256 {found.hexdigest()} was sent as {digest}: send it again")
+        part.replace(path)
+        sync_folder(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _chunks(body: bytes | BinaryIO) -> Iterator[bytes]:
+    if isinstance(body, bytes):
+        yield body
+        return
+    while chunk := body.read(_CHUNK):
+        yield chunk

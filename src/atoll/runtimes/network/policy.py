@@ -1,0 +1,263 @@
+"""What a party consents to: its own file of limits, and the one question whether a job stays within them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime, time
+from difflib import get_close_matches
+from math import inf, isnan
+from pathlib import Path
+from typing import Any, Self
+
+from atoll.core.wire import Event
+
+ANY = "any"
+HIDDEN = ("secure_sum", "light_sum", "encrypted_sum")  # sums in which the server reads no vector, if they are real
+_WORD = 200
+REQUIRE = ("secure_sum", "noise")
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+
+class BadPolicy(ValueError):
+    """A policy that cannot be: the sentence names the key, what is wrong with it, and what would be right."""
+
+
+class NotAllowed(ValueError):
+    """A job that this party's policy forbids; the sentence names the key and the remedy."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a job would do to a party. `server` and `address` are what the party's own connection says they are."""
+
+    server: str  # the fingerprint of its key
+    method: str
+    model: str  # the hash of its schema
+    parameters: int
+    rounds: int
+    cohort: int
+    combine: str
+    real: bool  # the sum is hidden by its protocol, not only simulated
+    noise: tuple[Event, ...] = ()
+    epsilon: float | None = None  # of one party over the whole job; None: nothing is promised
+    up: int = 0  # bytes a round
+    down: int = 0
+    metrics: tuple[str, ...] = ()  # what is evaluated on the party's data and told
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        for name, least in (("parameters", 0), ("rounds", 1), ("cohort", 1), ("up", 0), ("down", 0)):
+            value = getattr(self, name)
+            if not _whole(value) or value < least:
+                raise ValueError(f"{name}={value!r}: a manifest says a whole number from {least}")
+        if self.epsilon is not None and not (_number(self.epsilon) and self.epsilon >= 0):
+            raise ValueError(f"epsilon={self.epsilon!r}: a manifest says a number from 0, or None without noise")
+        if not isinstance(self.real, bool):
+            raise ValueError(f"real={self.real!r}: a manifest says true or false")
+        # These words come from a peer and are shown in sentences.
+        for word in (self.server, self.method, self.model, self.combine, self.address, *self.metrics):
+            if not (isinstance(word, str) and len(word) <= _WORD and word.isprintable()):
+                raise ValueError(
+                    f"{str(word)[:20]!r}: words of a manifest are printable and of up to {_WORD} characters"
+                )
+        if not all(isinstance(event, Event) for event in self.noise):
+            raise ValueError(f"noise={self.noise!r}: a manifest says events of noise")
+
+    @property
+    def bytes(self) -> int:
+        """What the whole job moves at most, both ways."""
+        return self.rounds * (self.up + self.down)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the server reads only a sum."""
+        return self.real and self.combine in HIDDEN
+
+    @property
+    def own_noise(self) -> bool:
+        """Whether noise of the parties protects a vector: its own alone, or all of theirs in a hidden sum."""
+        kinds = {event.where for event in self.noise if event.multiplier > 0}
+        return "local" in kinds or (self.hidden and "distributed" in kinds)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the server could read this party's vector as it is."""
+        return not self.hidden and not any(e.where == "local" and e.multiplier > 0 for e in self.noise)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A party's limits. Without a file: nothing leaves that the server could read as it is; all else is free."""
+
+    servers: tuple[str, ...] | None = None  # fingerprints or addresses; None: any that this party was told to join
+    methods: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None  # hashes of schemas
+    allow_plain: bool = False
+    require: tuple[str, ...] = ()  # "secure_sum": one that a lying server cannot open; "noise": by the parties
+    least_cohort: int = 3  # in a sum that hides vectors
+    most_epsilon_job: float | None = None
+    most_epsilon_month: float | None = None
+    most_bytes: int | None = None  # of a job, both ways
+    most_rounds: int | None = None
+    hours: str | None = None  # "22:00-06:00", of the clock on the wall
+    data: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a recipe, as in a job file
+    name: str = "the policy"  # where it was read from
+
+    def __post_init__(self) -> None:
+        for key in ("most_epsilon_job", "most_epsilon_month"):
+            value = getattr(self, key)
+            if value is not None and not (_number(value) and 0 < value < inf):
+                raise BadPolicy(f"{key}={value!r}: a limit is a finite number above 0; leave it out for none")
+        for key in ("most_bytes", "most_rounds"):
+            value = getattr(self, key)
+            if value is not None and not (_whole(value) and value > 0):
+                raise BadPolicy(f"{key}={value!r}: a limit is a whole number above 0; leave it out for none")
+        if not _whole(self.least_cohort) or self.least_cohort < 3:
+            raise BadPolicy(f"least_cohort={self.least_cohort!r}: a whole number from 3, below which sums hide nobody")
+        if not isinstance(self.allow_plain, bool):
+            raise BadPolicy(f"allow_plain={self.allow_plain!r}: true or false")
+        for wish in self.require:
+            if wish not in REQUIRE:
+                raise BadPolicy(f"require={wish!r}: there is no such protection; {_nearest(wish, REQUIRE)}")
+        if self.hours is not None:
+            _window(self.hours)
+
+    def open_at(self, now: datetime) -> bool:
+        """Whether this moment is within the hours: from the first minute on, until before the second."""
+        if self.hours is None:
+            return True
+        start, end = _window(self.hours)
+        at = now.time()
+        return start <= at < end if start < end else at >= start or at < end
+
+    def check(self, manifest: Manifest, *, now: datetime, spent: float) -> None:
+        """Raise NotAllowed with the first objection. `spent` is the ε that other jobs have spent this month."""
+        for objection in self.objections(manifest, now=now, spent=spent):
+            raise NotAllowed(objection)
+
+    def objections(self, manifest: Manifest, *, now: datetime, spent: float) -> Iterator[str]:
+        """Say all that this policy has against a job, a sentence each."""
+        yield from self._who(manifest)
+        yield from self._protection(manifest)
+        yield from self._epsilon(manifest, spent)
+        yield from self._limits(manifest, now)
+
+    def _who(self, job: Manifest) -> Iterator[str]:
+        if self.servers is not None and job.server not in self.servers and (job.address or None) not in self.servers:
+            yield self._says("servers", f"{job.server} is not among those allowed", "add its fingerprint")
+        if self.methods is not None and job.method not in self.methods:
+            yield self._says("methods", f"{job.method} is not among those allowed", "add it")
+        if self.models is not None and job.model not in self.models:
+            yield self._says("models", f"the schema {job.model} is not among those allowed", "add its hash")
+
+    def _protection(self, job: Manifest) -> Iterator[str]:
+        if job.plain and not self.allow_plain:
+            how = f"{job.combine} only simulated" if job.combine in HIDDEN else job.combine
+            fact = f"with {how} the server reads this party's vector as it is"
+            yield self._says("allow_plain", fact, "ask for a job with secure_sum, or say allow_plain = true")
+        if "secure_sum" in self.require and not (job.hidden and job.combine == "secure_sum"):
+            yield self._says("require", f"{job.combine} is not a real secure_sum", "ask for one, or do not require it")
+        if "noise" in self.require and not job.own_noise:
+            fact = "this job has no noise that the parties add themselves"
+            yield self._says("require", fact, 'ask for "local" noise, or "distributed" under a secure_sum')
+        if job.hidden and job.cohort < self.least_cohort:
+            fact = f"{job.cohort} parties are in a sum, and {self.least_cohort} must be"
+            yield self._says("least_cohort", fact, "ask for a larger cohort")
+
+    def _epsilon(self, job: Manifest, spent: float) -> Iterator[str]:
+        if not _number(spent) or spent < 0:
+            raise ValueError(f"spent={spent!r}: what was spent is a number from 0")
+        most, month = self.most_epsilon_job, self.most_epsilon_month
+        epsilon = inf if job.epsilon is None else job.epsilon
+        said = f"this job has ε = {epsilon:g}" if epsilon < inf else "this job has no bound on ε"
+        remedy = "ask for fewer rounds or more noise"
+        if most is not None and epsilon > most:
+            yield self._says("most_epsilon_job", f"{said}, and {most:g} is the limit", remedy)
+        if month is not None and spent + epsilon > month:
+            fact = f"{spent:g} was spent this month, {said}, and {month:g} is the limit"
+            yield self._says("most_epsilon_month", fact, f"wait for the next month, or {remedy}")
+
+    def _limits(self, job: Manifest, now: datetime) -> Iterator[str]:
+        if self.most_bytes is not None and job.bytes > self.most_bytes:
+            fact = f"the job moves up to {job.bytes:,} bytes, and {self.most_bytes:,} is the limit"
+            yield self._says("most_bytes", fact, "ask for fewer rounds or a smaller model")
+        if self.most_rounds is not None and job.rounds > self.most_rounds:
+            fact = f"the job has {job.rounds:,} rounds, and {self.most_rounds:,} is the limit"
+            yield self._says("most_rounds", fact, "ask for fewer rounds")
+        if not self.open_at(now):
+            fact = f"it is {now:%H:%M}, and this party takes part at {self.hours}"
+            yield self._says("hours", fact, "join again then")
+
+    def _says(self, key: str, fact: str, remedy: str) -> str:
+        return f"{key}: {fact}; {remedy} (see {self.name})"
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a policy file."""
+        try:
+            return cls.parse(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadPolicy(f"cannot read {path}: {error}; without a policy nothing is joined") from None
+
+    @classmethod
+    def parse(cls, text: str, name: str = "the policy") -> Self:
+        """Read a policy from the text of a file."""
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise BadPolicy(f"{name} is not TOML: {error}") from None
+        known = {f.name for f in fields(cls)} - {"name"}
+        try:
+            for key in table:
+                if key not in known:
+                    raise BadPolicy(f"{key}: a policy has no such key; {_nearest(key, known)}")
+            return cls(**{key: _value(key, value) for key, value in table.items()}, name=name)
+        except BadPolicy as error:
+            raise BadPolicy(f"{name}: {error}") from None
+
+
+def _value(key: str, value: Any) -> Any:
+    """Turn what TOML has into what the field holds; what is left to check, the policy checks itself."""
+    if key in ("servers", "methods", "models"):
+        if value == ANY:
+            return None
+        if not isinstance(value, list) or not all(isinstance(v, str) and v and v != ANY for v in value):
+            raise BadPolicy(f'{key}={value!r}: a list of names, or "{ANY}"')
+        return tuple(value)
+    if key == "require":
+        wishes = [value] if isinstance(value, str) else value
+        if not isinstance(wishes, list) or not all(isinstance(v, str) for v in wishes):
+            raise BadPolicy(f"require={value!r}: {' or '.join(REQUIRE)}, or a list of both")
+        return tuple(v for v in wishes if v != "nothing")
+    if key == "hours" and not isinstance(value, str):
+        raise BadPolicy(f'hours={value!r}: a text, as in "22:00-06:00"')
+    if key == "data" and not isinstance(value, dict):
+        raise BadPolicy(f'data={value!r}: a table, as in data = {{ use = "csv" }}')
+    return value
+
+
+def _window(hours: str) -> tuple[time, time]:
+    found = _HOURS.fullmatch(hours)
+    if not found:
+        raise BadPolicy(f'hours={hours!r}: two times of day, as in "22:00-06:00"')
+    a, b, c, d = map(int, found.groups())
+    if (a, b) == (c, d):
+        raise BadPolicy(f"hours={hours!r}: this is no time at all or all the time; leave hours out for the latter")
+    return time(a, b), time(c, d)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _number(value: Any) -> bool:
+    return _whole(value) or (isinstance(value, float) and not isnan(value))
+
+
+def _nearest(name: str, known: Any) -> str:
+    """Say which known name was probably meant."""
+    close = get_close_matches(name, list(known), 1, 0.5)
+    return f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(known))}"

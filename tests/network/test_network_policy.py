@@ -1,0 +1,365 @@
+"""What a party's policy promises: it refuses by name, is safe without a file, and stricter is never laxer."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from datetime import UTC, datetime, time, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.core.wire import Event
+from atoll.runtimes.network.policy import BadPolicy, Manifest, NotAllowed, Policy
+
+NOON = datetime(2025, 6, 15, 12, 0, tzinfo=UTC)
+LOCAL, DISTRIBUTED, CENTRAL = (Event(where, 1.0) for where in ("local", "distributed", "central"))
+JOB = Manifest(
+    server="abc", method="fedavg", model="f00", parameters=100, rounds=10, cohort=8, combine="secure_sum", real=True,
+    noise=(DISTRIBUTED,), epsilon=2.0, up=400, down=600, metrics=("loss",), address="here:7000",
+)  # fmt: skip
+WHOLE = """
+servers = ["abc", "there:7000"]
+methods = ["fedavg", "fedprox"]
+models = ["f00"]
+allow_plain = false
+require = ["secure_sum", "noise"]
+least_cohort = 5
+most_epsilon_job = 3.0
+most_epsilon_month = 8
+most_bytes = 20_000
+most_rounds = 20
+hours = "08:00-18:00"
+data = { use = "csv", path = "mine.csv" }
+"""
+
+
+def allows(policy: Policy, job: Manifest = JOB, now: datetime = NOON, spent: float = 0.0) -> bool:
+    try:
+        policy.check(job, now=now, spent=spent)
+    except NotAllowed:
+        return False
+    return True
+
+
+def refuses(policy: Policy, job: Manifest = JOB, now: datetime = NOON, spent: float = 0.0) -> str:
+    with pytest.raises(NotAllowed) as caught:
+        policy.check(job, now=now, spent=spent)
+    return str(caught.value)
+
+
+# ---- the file
+
+
+def test_a_whole_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(WHOLE)
+    policy = Policy.load(path)
+    assert policy.servers == ("abc", "there:7000")
+    assert policy.require == ("secure_sum", "noise")
+    assert policy.data == {"use": "csv", "path": "mine.csv"}
+    assert policy.name == str(path)
+    assert allows(policy)
+    assert str(path) in refuses(policy, replace(JOB, rounds=21, up=0, down=0))
+
+
+def test_an_empty_file_is_the_default_and_any_is_no_limit() -> None:
+    any_of_all = 'servers = "any"\nmethods = "any"\nmodels = "any"\nrequire = "nothing"'
+    assert Policy.parse("") == Policy.parse(any_of_all) == Policy()
+    assert Policy.parse('require = "noise"').require == ("noise",)
+    assert Policy.parse("methods = []").methods == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("most_epsilon_jobs = 3", "most_epsilon_jobs: a policy has no such key; did you mean 'most_epsilon_job'?"),
+        ("allow_plan = true", "did you mean 'allow_plain'?"),
+        ("name = 'x'", "name: a policy has no such key"),
+        ("zzz = 1", "there are allow_plain, data, hours"),
+        ("most_epsilon_job = nan", "most_epsilon_job=nan: a limit is a finite number above 0"),
+        ("most_epsilon_job = inf", "most_epsilon_job=inf"),
+        ("most_epsilon_job = 0", "most_epsilon_job=0"),
+        ("most_epsilon_job = true", "most_epsilon_job=True"),
+        ("most_epsilon_month = -1.0", "most_epsilon_month=-1.0"),
+        ("most_epsilon_month = '3'", "most_epsilon_month='3'"),
+        ("most_bytes = 1.5", "most_bytes=1.5: a limit is a whole number above 0"),
+        ("most_bytes = 0", "most_bytes=0"),
+        ("most_rounds = -3", "most_rounds=-3"),
+        ("most_rounds = true", "most_rounds=True"),
+        ("least_cohort = 2", "least_cohort=2: a whole number from 3"),
+        ("least_cohort = nan", "least_cohort=nan"),
+        ("allow_plain = 'no'", "allow_plain='no': true or false"),
+        ("allow_plain = 1", "allow_plain=1"),
+        ("require = 'secure_sums'", "did you mean 'secure_sum'?"),
+        ("require = [1]", "require=[1]"),
+        ("require = true", "require=True"),
+        ("servers = 'abc'", "servers='abc': a list of names, or \"any\""),
+        ("servers = ['any']", "servers=['any']"),
+        ("servers = ['']", "servers=['']"),
+        ("methods = [1]", "methods=[1]"),
+        ("models = true", "models=True"),
+        ("hours = '8-18'", "hours='8-18': two times of day"),
+        ("hours = '24:00-06:00'", "hours='24:00-06:00'"),
+        ("hours = '08:00-08:00'", "hours='08:00-08:00': this is no time at all or all the time"),
+        ("hours = 08:00:00", "hours=datetime.time(8, 0): a text"),
+        ("data = 'mine.csv'", "data='mine.csv': a table"),
+        ("servers = [", "is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_by_name(line: str, said: str) -> None:
+    with pytest.raises(BadPolicy) as caught:
+        Policy.parse(line, "mine.toml")
+    assert str(caught.value).startswith("mine.toml")
+    assert said in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name in ("missing.toml", "binary"):
+        with pytest.raises(BadPolicy, match=r"cannot read .*without a policy nothing is joined"):
+            Policy.load(tmp_path / name)
+
+
+# ---- what is safe
+
+
+@pytest.mark.parametrize(
+    ("combine", "real", "noise", "plain"),
+    [
+        ("sum", True, (), True),
+        ("each", True, (), True),
+        ("sum", True, (CENTRAL,), True),  # the server adds it after it has read
+        ("sum", True, (DISTRIBUTED,), True),  # too little alone
+        ("sum", True, (LOCAL,), False),
+        ("sum", True, (Event("local", 0.0),), True),
+        ("sum", True, (Event("local", float("nan")),), True),
+        ("secure_sum", True, (), False),
+        ("light_sum", True, (), False),
+        ("encrypted_sum", True, (), False),
+        ("secure_sum", False, (), True),
+        ("a_new_sum", True, (), True),
+    ],
+)
+def test_without_a_file_nothing_leaves_that_the_server_could_read(
+    combine: str, real: bool, noise: tuple[Event, ...], plain: bool
+) -> None:
+    job = replace(JOB, combine=combine, real=real, noise=noise, epsilon=None)
+    assert allows(Policy(), job) == (not plain)
+    assert allows(Policy(allow_plain=True), job)
+    if plain:
+        assert "allow_plain = true" in refuses(Policy(), job)
+
+
+@pytest.mark.parametrize(
+    ("combine", "real", "noise", "met"),
+    [
+        ("secure_sum", True, (), {"secure_sum"}),
+        ("secure_sum", True, (DISTRIBUTED,), {"secure_sum", "noise"}),
+        ("secure_sum", False, (DISTRIBUTED,), set()),
+        ("light_sum", True, (DISTRIBUTED,), {"noise"}),  # opens to a server that lies
+        ("sum", True, (LOCAL,), {"noise"}),
+        ("sum", True, (CENTRAL,), set()),
+        ("secure_sum", True, (CENTRAL,), {"secure_sum"}),
+    ],
+)
+def test_what_is_required_is_there_or_refused(
+    combine: str, real: bool, noise: tuple[Event, ...], met: set[str]
+) -> None:
+    job = replace(JOB, combine=combine, real=real, noise=noise)
+    for wish in ("secure_sum", "noise"):
+        policy = Policy(allow_plain=True, require=(wish,))
+        assert allows(policy, job) == (wish in met)
+        if wish not in met:
+            assert refuses(policy, job).startswith("require: ")
+
+
+@pytest.mark.parametrize(
+    ("limits", "job", "said"),
+    [
+        ({"servers": ("other",)}, {}, "servers: abc is not among those allowed; add its fingerprint (see the policy)"),
+        ({"servers": ()}, {"address": ""}, "servers: "),
+        ({"methods": ("fedprox",)}, {}, "methods: fedavg is not among"),
+        ({"models": ("f01",)}, {}, "models: the schema f00"),
+        ({"least_cohort": 9}, {}, "least_cohort: 8 parties are in a sum, and 9 must be"),
+        ({"most_epsilon_job": 1.9}, {}, "most_epsilon_job: this job has ε = 2, and 1.9 is the limit"),
+        ({"most_epsilon_job": 99.0}, {"epsilon": None}, "most_epsilon_job: this job has no bound on ε"),
+        ({"most_epsilon_job": 99.0}, {"epsilon": float("inf")}, "most_epsilon_job: this job has no bound on ε"),
+        ({"most_epsilon_month": 1.9}, {}, "most_epsilon_month: 0 was spent this month, this job has ε = 2"),
+        ({"most_epsilon_month": 9.0}, {"epsilon": None}, "most_epsilon_month: "),
+        ({"most_bytes": 9_999}, {}, "most_bytes: the job moves up to 10,000 bytes, and 9,999 is the limit"),
+        ({"most_rounds": 9}, {}, "most_rounds: the job has 10 rounds, and 9 is the limit"),
+        ({"hours": "13:00-12:00"}, {}, "hours: it is 12:00, and this party takes part at 13:00-12:00"),
+    ],
+)
+def test_every_limit_refuses_by_its_name_and_only_alone(limits: Any, job: Any, said: str) -> None:
+    assert said in refuses(Policy(**limits), replace(JOB, **job))
+    assert allows(Policy(), replace(JOB, **job))
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"servers": ("abc",)}, {"servers": ("here:7000",)}, {"methods": ("fedavg",)}, {"models": ("f00",)},
+        {"least_cohort": 8}, {"most_epsilon_job": 2.0}, {"most_epsilon_month": 2.0}, {"most_bytes": 10_000},
+        {"most_rounds": 10}, {"hours": "12:00-12:01"},
+    ],
+)  # fmt: skip
+def test_a_limit_that_is_just_met_allows(limits: Any) -> None:
+    assert allows(Policy(**limits))
+
+
+def test_the_month_adds_up() -> None:
+    policy = Policy(most_epsilon_month=8.0)
+    assert allows(policy, spent=6.0)
+    assert not allows(policy, spent=6.001)
+    assert not allows(policy, spent=float("inf"))
+    for spent in (-1.0, float("nan"), True):
+        with pytest.raises(ValueError, match="spent="):
+            allows(policy, spent=spent)
+
+
+def test_all_objections_are_told() -> None:
+    policy = Policy(methods=(), most_rounds=1, most_bytes=1)
+    said = list(policy.objections(JOB, now=NOON, spent=0.0))
+    assert [sentence.split(":")[0] for sentence in said] == ["methods", "most_bytes", "most_rounds"]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"rounds": 0}, {"rounds": -5}, {"rounds": 1.5}, {"rounds": True}, {"rounds": 2**63}, {"cohort": 0},
+        {"up": -1}, {"down": -1}, {"parameters": -1}, {"epsilon": float("nan")}, {"epsilon": -1.0}, {"epsilon": "2"},
+        {"real": 1}, {"real": "yes"}, {"method": "fed\x1b[2Javg"}, {"combine": "x" * 201}, {"server": None},
+        {"metrics": ("a\nb",)}, {"noise": ("local",)},
+    ],
+)  # fmt: skip
+def test_a_manifest_that_cannot_be_is_refused_before_it_is_judged(lie: Any) -> None:
+    with pytest.raises(ValueError, match="manifest"):
+        replace(JOB, **lie)
+
+
+# ---- hours
+
+
+def test_hours_within_a_day_and_across_midnight_minute_by_minute() -> None:
+    day, night = Policy(hours="08:00-18:30"), Policy(hours="22:00-06:00")
+    for minute in range(24 * 60):
+        now = datetime(2025, 3, 1, tzinfo=UTC) + timedelta(minutes=minute)
+        assert day.open_at(now) == (8 * 60 <= minute < 18 * 60 + 30)
+        assert night.open_at(now) == (minute >= 22 * 60 or minute < 6 * 60)
+    assert not night.open_at(datetime(2025, 3, 1, 21, 59, 59, 999_999))
+    assert night.open_at(datetime(2025, 3, 1, 5, 59, 59, 999_999))
+
+
+def test_hours_are_those_of_the_clock_on_the_wall() -> None:
+    night = Policy(hours="22:00-06:00")
+    assert night.open_at(datetime(2025, 3, 1, 23, tzinfo=timezone(timedelta(hours=12))))  # 11:00 in UTC
+
+
+@given(a=st.times(), b=st.times(), at=st.times())
+def test_a_window_and_its_other_half_share_no_moment_and_miss_none(a: time, b: time, at: time) -> None:
+    a, b = a.replace(second=0, microsecond=0), b.replace(second=0, microsecond=0)
+    if a == b:
+        return
+    now = datetime.combine(NOON.date(), at)
+    one, other = (Policy(hours=f"{x:%H:%M}-{y:%H:%M}") for x, y in ((a, b), (b, a)))
+    assert one.open_at(now) != other.open_at(now)
+
+
+# ---- laws
+
+NAMES = st.lists(st.sampled_from(["abc", "fedavg", "f00", "here:7000", "x"]), max_size=3).map(tuple)
+POLICIES = st.builds(
+    Policy,
+    servers=st.none() | NAMES,
+    methods=st.none() | NAMES,
+    models=st.none() | NAMES,
+    allow_plain=st.booleans(),
+    require=st.lists(st.sampled_from(["secure_sum", "noise"]), unique=True).map(tuple),
+    least_cohort=st.integers(3, 12),
+    most_epsilon_job=st.none() | st.floats(0.1, 10),
+    most_epsilon_month=st.none() | st.floats(0.1, 20),
+    most_bytes=st.none() | st.integers(1, 10_000),
+    most_rounds=st.none() | st.integers(1, 20),
+    hours=st.none() | st.sampled_from(["22:00-06:00", "08:00-18:00"]),
+)
+JOBS = st.builds(
+    Manifest,
+    server=st.sampled_from(["abc", "x"]),
+    method=st.sampled_from(["fedavg", "x"]),
+    model=st.sampled_from(["f00", "x"]),
+    parameters=st.just(1),
+    rounds=st.integers(1, 25),
+    cohort=st.integers(1, 15),
+    combine=st.sampled_from(["secure_sum", "light_sum", "sum", "each"]),
+    real=st.booleans(),
+    noise=st.lists(st.sampled_from([LOCAL, DISTRIBUTED, CENTRAL]), max_size=2).map(tuple),
+    epsilon=st.none() | st.floats(0, 12),
+    up=st.integers(0, 500),
+    down=st.integers(0, 500),
+    address=st.sampled_from(["", "here:7000"]),
+)
+MOMENTS = st.datetimes(min_value=datetime(2024, 1, 1), max_value=datetime(2026, 1, 1))
+SPENT = st.floats(0, 20)
+
+
+def least(a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def common(a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else tuple(x for x in a if x in b)
+
+
+def both(a: Policy, b: Policy) -> Policy:
+    """The loosest policy that is at least as strict as either, but for the hours, of which one is kept."""
+    return Policy(
+        **{key: common(getattr(a, key), getattr(b, key)) for key in ("servers", "methods", "models")},
+        **{
+            key: least(getattr(a, key), getattr(b, key))
+            for key in (f.name for f in fields(Policy))
+            if key[:4] == "most"
+        },
+        allow_plain=a.allow_plain and b.allow_plain,
+        require=tuple({*a.require, *b.require}),
+        least_cohort=max(a.least_cohort, b.least_cohort),
+        hours=a.hours,
+    )
+
+
+@settings(max_examples=200)
+@given(POLICIES, POLICIES, JOBS, MOMENTS, SPENT)
+def test_a_stricter_policy_never_accepts_what_a_laxer_refuses(
+    a: Policy, b: Policy, job: Manifest, now: datetime, spent: float
+) -> None:
+    if allows(both(a, b), job, now, spent):
+        assert allows(a, job, now, spent)
+        assert allows(replace(b, hours=None), job, now, spent)
+
+
+@settings(max_examples=200)
+@given(POLICIES, JOBS, MOMENTS, SPENT, st.integers(0, 5), st.integers(0, 300), st.floats(0, 3))
+def test_a_job_that_asks_for_more_is_never_allowed_where_less_is_refused(
+    policy: Policy, job: Manifest, now: datetime, spent: float, more: int, size: int, epsilon: float
+) -> None:
+    grown = replace(
+        job, rounds=job.rounds + more, up=job.up + size, epsilon=None if job.epsilon is None else job.epsilon + epsilon
+    )
+    if allows(policy, grown, now, spent + epsilon):
+        assert allows(policy, job, now, spent)
+
+
+@settings(max_examples=200)
+@given(POLICIES, JOBS, MOMENTS, SPENT)
+def test_every_objection_falls_when_its_key_is_loosened(
+    policy: Policy, job: Manifest, now: datetime, spent: float
+) -> None:
+    """The sentence names the key that is in the way: without it, one objection less."""
+    loose = {f.name: f.default for f in fields(Policy)} | {"allow_plain": True, "least_cohort": 3, "require": ()}
+    said = [sentence.split(":")[0] for sentence in policy.objections(job, now=now, spent=spent)]
+    for key in set(said) - ({"least_cohort"} if job.cohort < 3 else set()):
+        after = replace(policy, **{key: loose[key]}).objections(job, now=now, spent=spent)
+        assert [sentence.split(":")[0] for sentence in after] == [other for other in said if other != key]
