@@ -24,6 +24,7 @@ def known(error: Exception) -> str | None:
     from atoll.catalogue import BadJob
     from atoll.core.method import Diverged
     from atoll.core.wire import Mismatch
+    from atoll.crypto.keys import Refused
     from atoll.data.errors import BadData, DataMissing
     from atoll.journal.read import NoRun
     from atoll.journal.write import Unwritable
@@ -31,7 +32,9 @@ def known(error: Exception) -> str | None:
 
     if hasattr(error, "format_message"):  # typer's own: some versions carry a copy of click
         return str(error.format_message())
-    ours = (BadJob, BadData, DataMissing, Diverged, Mismatch, NoRun, PartyFailed, Unwritable)
+    ours = (BadJob, BadData, DataMissing, Diverged, Mismatch, NoRun, PartyFailed, Refused, Unwritable)
+    if type(error).__name__ in ("NobodyThere", "NotAllowed", "BadPolicy", "Unreachable"):  # of the network
+        return str(error)
     if isinstance(error, ours):
         return str(error)
     if isinstance(error, ImportError) and "pip install" in str(error):
@@ -104,6 +107,70 @@ def compare(
 
     overrides = [*(sets or []), *([f"seed={seed}"] if seed is not None else [])]
     compare_job(job, overrides, json)
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="of the party or the server that the key is for")],
+    folder: Annotated[Path, typer.Option(help="where NAME.key is written")] = Path("."),
+) -> None:
+    """Make a key, and print the line for the other side's roster."""
+    from atoll.cli.network import new_key_file
+
+    new_key_file(name, folder)
+
+
+@app.command()
+def serve(
+    job: JobName,
+    roster: Annotated[Path, typer.Option(help="a file of names and public keys, one party a line")],
+    address: Annotated[str, typer.Option(help="host:port to listen on")] = "127.0.0.1:7100",
+    own: Annotated[Path | None, typer.Option("--key", help="the server's key (atoll key)")] = None,
+    run: Annotated[Path, typer.Option(help="the run folder; an unfinished run in it is gone on with")] = Path("served"),
+    parties: Annotated[int | None, typer.Option(min=1, help="begin with so many; default: all of the roster")] = None,
+    patience: Annotated[float, typer.Option(help="seconds to wait for parties before giving up")] = 600.0,
+    insecure: Annotated[bool, typer.Option("--insecure", help="no encryption; only on this machine")] = False,
+    sets: Sets = None,
+) -> None:
+    """Serve a job to real parties over the network."""
+    from atoll.cli.network import serve_job
+
+    serve_job(job, list(sets or []), address=address, roster=roster, key=own, run=run, parties=parties,
+              patience=patience, insecure=insecure)  # fmt: skip
+
+
+@app.command()
+def join(
+    address: Annotated[str, typer.Argument(help="host:port of the server")],
+    policy: Annotated[Path, typer.Option(help="what this party allows, and its data (TOML)")],
+    server: Annotated[str, typer.Option(help="the server's line: its name and public key")] = "",
+    own: Annotated[Path | None, typer.Option("--key", help="this party's key (atoll key)")] = None,
+    folder: Annotated[Path, typer.Option(help="where this party keeps its audit log")] = Path("party"),
+    insecure: Annotated[str | None, typer.Option(help="a name, instead of a key; only on this machine")] = None,
+) -> None:
+    """Take part in a served job with this party's own data."""
+    from atoll.cli.network import join_job
+
+    join_job(address, server=server, key=own, policy=policy, folder=folder, insecure=insecure)
+
+
+@app.command()
+def status(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a server")],
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Say how a served run is doing."""
+    from atoll.cli.network import status_of
+
+    status_of(run, as_json)
+
+
+@app.command()
+def stop(run: Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a server")]) -> None:
+    """Ask a server to stop; serving the same job again goes on."""
+    from atoll.cli.network import stop_run
+
+    stop_run(run)
 
 
 @app.command("list")

@@ -57,6 +57,7 @@ class Contribute:
     wire: Wire  # as it is before the first stage
     room: str = "train"
     watched: bool = True  # in a simulation facts of each party may be noted that no server would see
+    seeded: bool = True  # in a simulation noise has an address; elsewhere it comes from the operating system
 
     @property
     def width(self) -> int:
@@ -67,7 +68,8 @@ class Contribute:
         rows = flatten(vector, self.method.schema)
         # A sum is finite only if every number is: one pass, no mask.
         finite = np.isfinite(rows.sum(axis=1))
-        about = About(np.asarray(weight, rows.dtype), group.seed, group.t, group.me, body.get("told", {}))
+        seed = group.seed if self.seeded else None
+        about = About(np.asarray(weight, rows.dtype), seed, group.t, group.me, body.get("told", {}))
         rows, memory = codec_of(self.stages, self.wire)[1].encode(rows, group.memory, about)
         kept, facts = facts_of(memory)
         return {"vector": rows, "finite": finite, **(facts if self.watched else {})}, kept
@@ -175,6 +177,7 @@ class Plan:
     parts: int = 0  # of the central test set
     up: int = 0  # bytes that a party sends in a round
     spent: Callable[..., Mapping[str, Any]] | None = None  # what so many rounds spend
+    seeded: bool = True  # noise of the server has an address, as only a simulation's may
 
 
 async def federate(plan: Plan, memory: Tree | None = None) -> State:
@@ -212,7 +215,7 @@ async def _round(plan: Plan, state: State, channel: Tree, history: History) -> t
     vector, replies = await plan.gather(pick.cohort, question, pick.enough)
     before, seen = state["params"], dict[str, Any]()
     if len(replies) >= max(plan.wire.floor, 1):
-        combined, after = plan.codec.decode(vector, channel, Heard(len(replies), plan.seed, t))
+        combined, after = plan.codec.decode(vector, channel, Heard(len(replies), plan.seed if plan.seeded else None, t))
         channel, seen = facts_of(after)
         _check(combined, replies, t)
         state = method.merge(state, unflatten(combined, method.schema))

@@ -218,7 +218,9 @@ def _may_fork() -> bool:
     if sys.platform != "linux" or threading.active_count() > 1:
         return False
     bridge = sys.modules.get("jax._src.xla_bridge")
-    return not (bridge is not None and getattr(bridge, "_backends", None)) and "torch" not in sys.modules
+    # PyTorch and gRPC have threads of their own, which no Python count shows.
+    threads = {"torch", "grpc"} & set(sys.modules)
+    return not (bridge is not None and getattr(bridge, "_backends", None)) and not threads
 
 
 @contextlib.contextmanager
@@ -242,10 +244,11 @@ class _Lent(NamedTuple):
     handlers: Mapping[str, Handler]
     rooms: Mapping[str, Sequence[Any]]
     seed: int
+    first: int
 
     def borrow(self) -> Worker:
         rooms = {name: _Samples(*map(_fetch, room)) for name, room in self.rooms.items()}
-        return Worker(self.handlers, rooms, self.seed)
+        return Worker(self.handlers, rooms, self.seed, self.first)
 
 
 class _Samples(NamedTuple):
@@ -264,7 +267,7 @@ def _lend(worker: Worker, lent: dict[int, tuple[Block, Any]]) -> _Lent:
     if b"__main__" in travels:
         raise CannotStart("the job uses a function or class of the running script or notebook")
     rooms = {name: [_reference(a, lent) for a in (s.x, s.y, s.offsets, s.index)] for name, s in worker.rooms.items()}
-    return _Lent(worker.handlers, rooms, worker.seed)
+    return _Lent(worker.handlers, rooms, worker.seed, worker.first)
 
 
 def _reference(array: Array | None, lent: dict[int, tuple[Block, Any]]) -> Any:

@@ -44,12 +44,14 @@ class Worker:
     handlers: Mapping[str, Handler]
     rooms: Mapping[str, Samples]
     seed: int
+    first: int = 0  # the number of the party whose samples stand first
 
     def answer(self, chunk: Chunk, body: Tree) -> Answer:
         """Answer for every party of the chunk; the order of additions is the order of the parties."""
         began, compiled = time.perf_counter(), spent("compile")
         handler = self.handlers[chunk.what]
-        group = Group(chunk.me, self.rooms[handler.room], chunk.me, self.seed, chunk.t, chunk.memory)
+        at = chunk.me - self.first
+        group = Group(chunk.me, self.rooms[handler.room], at, self.seed, chunk.t, chunk.memory)
         reply, memory = handler(body, group)
         sums = {name: _add(np.asarray(reply[name])) for name in chunk.fold}
         each = {name: np.asarray(leaf) for name, leaf in reply.items() if name not in chunk.fold}
@@ -59,7 +61,7 @@ class Worker:
     def describe(self, chunk: Chunk) -> str:
         """Say what the parties of a chunk were given, for an error message."""
         samples = self.rooms[self.handlers[chunk.what].room]
-        group = Group(chunk.me, samples, chunk.me, self.seed, chunk.t)
+        group = Group(chunk.me, samples, chunk.me - self.first, self.seed, chunk.t)
         x, y = next(iter(group))
         about = f"x {x.shape} {x.dtype}, y {y.shape} {y.dtype}"
         return f"{about}, y from {y.min()} to {y.max()}" if y.size else about
