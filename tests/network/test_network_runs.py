@@ -39,7 +39,7 @@ class Federation:
         (folder / "job.toml").write_text(job)
         self.lines = {}
         for name in ("server", "a", "b", "c"):
-            done = subprocess.run([*ATOLL, "key", name], cwd=folder, capture_output=True, text=True, check=True)
+            done = subprocess.run([*ATOLL, "key", "new", name], cwd=folder, capture_output=True, text=True, check=True)
             self.lines[name] = re.search(r"^roster (.*)$", done.stdout, re.M)[1]  # type: ignore[index]
         (folder / "roster").write_text("".join(self.lines[n] + "\n" for n in ("a", "b", "c")))
 
@@ -186,3 +186,22 @@ def test_no_child_outlives_its_party(federation: Federation) -> None:
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
     assert os.getpid()
+
+
+def test_mistakes_are_one_sentence(federation: Federation) -> None:
+    common = ("serve", "job.toml", "--address", "127.0.0.1:0", "--run", "run")
+    cases = [
+        ((*common, "--roster", "nowhere", "--key", "server.key"), "nowhere"),
+        ((*common, "--roster", "roster", "--key", "nobody.key"), "atoll key new"),
+        ((*common, "--roster", "roster"), "--key"),
+        ((*common, "--roster", "roster", "--key", "server.key", "--set", "combine=secure_sum", "--set",
+          "stages=[{use='clip',norm=1.0},{use='average'},{use='ring'}]"), "not there yet"),
+        (("join", "127.0.0.1:1", "--server", federation.lines["server"], "--key", "a.key", "--policy", "no.toml"),
+         "no.toml"),
+        (("stop", "run"), "no server is running"),
+    ]  # fmt: skip
+    for args, words in cases:
+        done = subprocess.run([*ATOLL, *args], cwd=federation.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 2, (args, done.stderr)
+        assert words in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr

@@ -33,7 +33,8 @@ def known(error: Exception) -> str | None:
     if hasattr(error, "format_message"):  # typer's own: some versions carry a copy of click
         return str(error.format_message())
     ours = (BadJob, BadData, DataMissing, Diverged, Mismatch, NoRun, PartyFailed, Refused, Unwritable)
-    if type(error).__name__ in ("NobodyThere", "NotAllowed", "BadPolicy", "Unreachable"):  # of the network
+    network = ("NobodyThere", "NotAllowed", "BadPolicy", "Unreachable", "Unreadable")
+    if type(error).__name__ in network or "cannot listen on" in str(error):
         return str(error)
     if isinstance(error, ours):
         return str(error)
@@ -109,8 +110,12 @@ def compare(
     compare_job(job, overrides, json)
 
 
-@app.command()
-def key(
+keys = typer.Typer(help="Keys of parties and servers.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(keys, name="key")
+
+
+@keys.command("new")
+def new_key(
     name: Annotated[str, typer.Argument(help="of the party or the server that the key is for")],
     folder: Annotated[Path, typer.Option(help="where NAME.key is written")] = Path("."),
 ) -> None:

@@ -128,7 +128,10 @@ def _key(path: Path | None, load: Any) -> Any:
 
     if path is None:
         raise BadJob("--key names the key of this side: atoll key new NAME makes one")
-    return load(path)
+    try:
+        return load(path)
+    except OSError as error:
+        raise BadJob(str(error)) from None
 
 
 def _stop_kindly() -> None:
