@@ -143,11 +143,11 @@ def test_what_cannot_be_added_in_secret_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_sparse_graph_makes_at_least_five_times_fewer_masks_and_the_same_sum() -> None:
-    wire = chain(atoll.Clip(1.0), atoll.Average(), atoll.Ring())(Wire(8, 300))[0]
-    rows = np.random.default_rng(0).integers(-100, 100, (300, 8)).astype(np.uint32)
-    samples = Silos(np.zeros((300, 1), np.float32), np.zeros(300, np.int32), np.arange(301))
+def test_a_sparse_graph_gives_the_same_sum() -> None:
+    wire = chain(atoll.Clip(1.0), atoll.Average(), atoll.Ring())(Wire(8, 150))[0]
+    rows = np.random.default_rng(0).integers(-100, 100, (150, 8)).astype(np.uint32)
+    samples = Silos(np.zeros((150, 1), np.float32), np.zeros(150, np.int32), np.arange(151))
     runtime = Loopback({"contribute": Echo()}, samples)
     combine = atoll.SecureSum(sparse=True, real=True)
-    vector, _ = drive(combine(wire)(np.arange(300), {"rows": rows, "t": 0}, None), runtime)
+    vector, _ = drive(combine(wire)(np.arange(150), {"rows": rows, "t": 0}, None), runtime)
     assert np.array_equal(vector, np.add.reduce(rows, 0, dtype=np.uint32))
