@@ -19,7 +19,7 @@ _HOMES = {
     "atoll.methods.server": ("Server",),
     "atoll.models": ("ExampleDP", "Model", "optimiser"),
     "atoll.report.explain": ("explain",),
-    "atoll.run": ("Run", "simulate"),
+    "atoll.run": ("Run", "on_ray", "simulate"),
     "atoll.select": (
         "All", "Always", "Batches", "BySize", "Count", "Diurnal", "Flaky", "InTurn", "LeastServed", "Over", "Partition",
         "Poisson", "Trace", "Uniform",

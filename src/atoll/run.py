@@ -107,6 +107,41 @@ def simulate(
     processes (0: this one; None: as many as help). `loop` asks one party at a time and names the one that fails.
     The result depends on the job, the data and the seed only.
     """
+    if workers is not None and workers < 0:
+        raise ValueError(f"workers={workers}: a number of processes is 0 (this one) or more")
+    return _train(job, data, seed, out, resume, sinks, {"workers": workers, "loop": loop})
+
+
+def on_ray(
+    job: Job,
+    data: Federated,
+    seed: int = 0,
+    *,
+    address: str | None = None,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    workers: int | None = None,
+    sinks: tuple[Sink, ...] = (),
+) -> Run:
+    """Train a federation on a Ray cluster; all else is as in `simulate`, and so is the result.
+
+    `address` is what `ray.init` takes ("ray://host:10001", "host:6379", "auto"); without one a cluster is started on
+    this machine and ended with the run. `workers` is a number of actors (None: one a CPU of the cluster).
+    """
+    from functools import partial
+
+    from atoll.runtimes.ray import RayPool
+
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers}: a number of actors is 1 or more")
+    return _train(job, data, seed, out, resume, sinks, {"crew": partial(RayPool, size=workers, address=address)})
+
+
+def _train(
+    job: Job, data: Federated, seed: int, out: str | Path | None, resume: str | Path | None, sinks: tuple[Sink, ...],
+    hands: dict[str, Any],
+) -> Run:  # fmt: skip
+    """Train with these hands: what a simulator is told of who does the work."""
     from atoll.catalogue import BadJob
     from atoll.data import check
     from atoll.jobfile import dumps
@@ -119,8 +154,6 @@ def simulate(
     about = describe(assembled, data, seed)
     if record and dumps(record.job) != dumps(about["job"]):
         raise BadJob(f"{folder} holds a run of another job or seed: resume with that one (its job.toml), or start anew")
-    if workers is not None and workers < 0:
-        raise ValueError(f"workers={workers}: a number of processes is 0 (this one) or more")
     journal = Journal(folder, sinks=sinks)
     runtime = None
     try:
@@ -131,10 +164,11 @@ def simulate(
         if folder:
             for sink in sinks:
                 sink(Note("folder", {"path": str(folder)}))
-        count = how_many(assembled) if workers is None else workers
+        if hands.get("workers", 0) is None:
+            hands = {**hands, "workers": how_many(assembled)}
         runtime = Simulator(
             assembled.handlers, assembled.rooms, seed, world=World(job.availability, seed), journal=journal,
-            workers=count, loop=loop, elapsed=float(memory["elapsed"]) if memory else 0.0,
+            elapsed=float(memory["elapsed"]) if memory else 0.0, **hands,
         )  # fmt: skip
         journal.note(Note("resume", {"round": _round(memory)}) if memory else Note("start", {"round": 0, **about}))
         if memory:

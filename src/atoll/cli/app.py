@@ -33,7 +33,7 @@ def known(error: Exception) -> str | None:
     if hasattr(error, "format_message"):  # typer's own: some versions carry a copy of click
         return str(error.format_message())
     ours = (BadJob, BadData, DataMissing, Diverged, Mismatch, NoRun, PartyFailed, Refused, Unwritable)
-    network = ("NobodyThere", "NotAllowed", "BadPolicy", "Unreachable", "Unreadable")
+    network = ("NobodyThere", "NoCluster", "NotAllowed", "BadPolicy", "Unreachable", "Unreadable")
     if type(error).__name__ in network or "cannot listen on" in str(error):
         return str(error)
     if isinstance(error, ours):
@@ -53,16 +53,19 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="a run folder to go on with")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="processes; 0: this one; default: as many as help")] = None,
     loop: Annotated[bool, typer.Option("--loop", help="one party at a time; names the one that fails")] = False,
+    on: Annotated[str | None, typer.Option(metavar="ray[://HOST:PORT]", help="train on a Ray cluster")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="also write TensorBoard events to this folder")] = None,
     mlflow: Annotated[str | None, typer.Option(help="also log to this MLflow experiment")] = None,
 ) -> None:
-    """Train a job on this machine. Without JOB: FedAvg on real digits that come with the install."""
+    """Train a job here or on a Ray cluster. Without JOB: FedAvg on real digits that come with the install."""
     from atoll.cli.run import run_job
 
     overrides = list(sets or [])
     overrides += [f"rounds={rounds}"] if rounds is not None else []
     overrides += [f"seed={seed}"] if seed is not None else []
-    run_job(job, overrides, out, resume=resume, workers=workers, loop=loop, tensorboard=tensorboard, mlflow=mlflow)
+    run_job(
+        job, overrides, out, resume=resume, workers=workers, loop=loop, on=on, tensorboard=tensorboard, mlflow=mlflow
+    )
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from atoll.jobfile import JobFile, from_table, load
 
 def run_job(
     job: str, overrides: list[str], out: Path, *, resume: Path | None, workers: int | None, loop: bool,
-    tensorboard: Path | None, mlflow: str | None,
+    on: str | None, tensorboard: Path | None, mlflow: str | None,
 ) -> None:  # fmt: skip
     """Run a job file, or go on with a run folder."""
     from atoll.data import build
     from atoll.journal.write import Unwritable
-    from atoll.run import Run, simulate
+    from atoll.run import Run
 
+    train = _trainer(on, workers, loop)
     said = _resumed(resume, overrides) if resume else load(job, overrides)
     _writable(out if resume is None else resume, Unwritable)
     data = build(said.data, said.seed)
@@ -34,9 +36,7 @@ def run_job(
 
         sinks.append(to_mlflow(mlflow))
     try:
-        run: Run = simulate(
-            said.job, data, said.seed, out=out, resume=resume, workers=workers, loop=loop, sinks=tuple(sinks)
-        )
+        run: Run = train(said.job, data, said.seed, out=out, resume=resume, sinks=tuple(sinks))
     except KeyboardInterrupt:
         progress.close()
         folder = progress.folder or resume
@@ -54,6 +54,21 @@ def run_job(
     sys.stdout.write(
         f"ended: {run.reason}\nrun    {run.folder}\nmodel  {run.folder / 'model.safetensors'}\nreport {report}\n"
     )
+
+
+def _trainer(on: str | None, workers: int | None, loop: bool) -> Callable[..., Any]:
+    """Return what trains: this machine, or the Ray cluster that --on names."""
+    from atoll.catalogue import BadJob
+    from atoll.run import on_ray, simulate
+
+    if on is None:
+        return partial(simulate, workers=workers, loop=loop)
+    if on != "ray" and on.removeprefix("ray://") in ("", on):
+        raise BadJob(f"--on {on}: say ray (a cluster of this machine), ray://auto or ray://HOST:PORT")
+    if loop or workers == 0:
+        raise BadJob(f"--on {on} is for many actors: leave out {'--loop' if loop else '--workers 0'}")
+    address = {"ray": None, "ray://auto": "auto"}.get(on, on)
+    return partial(on_ray, workers=workers, address=address)
 
 
 def _resumed(folder: Path, overrides: list[str]) -> JobFile:

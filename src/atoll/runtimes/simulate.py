@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +30,16 @@ class Journal(Protocol):
     def keep(self, memory: Tree) -> None: ...
 
 
+class Crew(Protocol):
+    """Who answers chunks in parallel: processes (`Pool`), or actors of a cluster (`RayPool`)."""
+
+    died: list[str]
+
+    def answers(self, chunks: Sequence[Chunk], body: Tree) -> Iterator[tuple[Answer, int]]: ...
+    def processes(self) -> list[int]: ...
+    def close(self) -> None: ...
+
+
 class Simulator:
     """Answers a program's questions for all parties.
 
@@ -45,15 +56,18 @@ class Simulator:
         world: World,
         journal: Journal,
         workers: int = 0,
+        crew: Callable[[Worker], Crew] | None = None,
         loop: bool = False,
         elapsed: float = 0.0,
     ) -> None:
         self._worker = Worker(handlers, rooms, seed)
         self._world, self._journal, self._loop = world, journal, loop
-        self._pool: Pool | None = None
-        if workers and not loop:
+        self._pool: Crew | None = None
+        if workers and crew is None:
+            crew = partial(Pool, size=workers)
+        if crew and not loop:
             try:
-                self._pool = Pool(self._worker, workers)
+                self._pool = crew(self._worker)
             except CannotStart as reason:
                 journal.note(Note("in process", {"why": str(reason)}))
         self._began = time.perf_counter() - elapsed
