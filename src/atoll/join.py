@@ -80,7 +80,7 @@ def join(
         )
         say(explain(said.job, remote(data, [int(data.train.sizes[0])] * max(others, 2)), said.seed))
         audit.append("joined", server=address, job=welcome.manifest.hex())
-        return _take_part(transport, hello, welcome, made, data, said.seed, audit, seeded, times, say, stop)
+        return _take_part(transport, hello, welcome, made, data, said.seed, audit, policy, seeded, times, say, stop)
     finally:
         transport.close()
         audit.close()
@@ -103,9 +103,34 @@ def manifest_of(made: Assembled, server: str, address: str) -> Any:
     )  # fmt: skip
 
 
+def answers_given(path: Path, job: str) -> int:
+    """Count the questions of a job that this party has answered, also before it was started again."""
+    import json
+
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
+    return len({line["question"] for line in lines if line.get("job") == job and "question" in line})
+
+
+def within_policy(policy: Any, made: Assembled, answers: int) -> float | None:
+    """Return the ε of so many answers. The party counts them itself: what round it is, only the server says."""
+    from atoll.runtimes.network.policy import NotAllowed
+
+    if policy.most_rounds is not None and answers > policy.most_rounds:
+        raise NotAllowed(
+            f"{policy.name}: most_rounds = {policy.most_rounds}, and the server asks again: raise it to go on"
+        )
+    spent = made.ledger.of().epsilon(answers) if made.ledger else None
+    if policy.most_epsilon_job is not None and (spent is None or spent > policy.most_epsilon_job):
+        raise NotAllowed(
+            f"{policy.name}: most_epsilon_job = {policy.most_epsilon_job:g}, and answer {answers} would spend more: "
+            "raise it to go on"
+        )
+    return spent
+
+
 def _take_part(
-    transport: Any, hello: bytes, welcome: Any, made: Assembled, data: Federated, seed: int, audit: Any, seeded: bool,
-    times: Any, say: Callable[[str], None], stop: threading.Event | None,
+    transport: Any, hello: bytes, welcome: Any, made: Assembled, data: Federated, seed: int, audit: Any, policy: Any,
+    seeded: bool, times: Any, say: Callable[[str], None], stop: threading.Event | None,
 ) -> str:  # fmt: skip
     from atoll.crypto.keys import Refused
     from atoll.runtimes.network.message import (
@@ -124,6 +149,7 @@ def _take_part(
     handler: Any = replace(made.handlers["contribute"], watched=False, seeded=seeded)  # type: ignore[type-var]
     pool = Pool(Worker({"contribute": handler}, {"train": data.train}, seed, first=welcome.number), 1)
     memory: Mapping[str, Array] = {}
+    given, spent = answers_given(audit.path, welcome.manifest.hex()), None
     answered: tuple[int, bytes, bytes] | None = None  # the last answer, should its receipt have been lost
     try:
         while stop is None or not stop.is_set():
@@ -140,6 +166,8 @@ def _take_part(
                 head = read_envelope(QuestionHead, parcel.header.envelope)
                 body = parcel.body.read()
             if answered is None or answered[0] != head.number:
+                given += 1
+                spent = within_policy(policy, made, given)
                 began = time.perf_counter()
                 chunk = Chunk(head.what, head.t, np.array([welcome.number]), memory, ())
                 question = read_tree(body, len(body))
@@ -150,7 +178,6 @@ def _take_part(
                 answer = AnswerHead(head.run, head.number, header.size, header.sha256, time.perf_counter() - began)
                 answered = (head.number, write_envelope(answer), text)
             header = header_of("answer", f"{head.run}/{head.number}", answered[2])
-            spent = made.ledger.of().epsilon(head.t + 1) if made.ledger else None
             audit.left(job=welcome.manifest.hex(), question=head.number, asked=head.what, size=header.size,
                        digest=header.sha256.hex(), epsilon=spent)  # fmt: skip
             sealed = Header(header.kind, header.id, header.size, header.sha256, answered[1])

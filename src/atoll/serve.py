@@ -82,7 +82,6 @@ def serve(
     `parties` is how many must be there to begin (default: all of the roster), `patience` how long to wait for them.
     `seeded` draws noise by address, which only tests on one machine may.
     """
-    from atoll.jobfile import dumps, to_table
     from atoll.runtimes.network.calls import Times
     from atoll.runtimes.network.hall import Hall
     from atoll.runtimes.network.message import answer_layout
@@ -96,7 +95,7 @@ def serve(
     known = roster()
     need = parties or len(known)
     text = manifest_text(job, data, seed)
-    memory = _kept(folder, dumps(to_table(job, data.recipe, seed)))
+    memory = _kept(folder, text)
     first = assemble(job, remote(data, [1] * len(known)), seed)
     with Store(folder) as store:
         store.enrol(known)

@@ -205,3 +205,28 @@ def test_mistakes_are_one_sentence(federation: Federation) -> None:
         assert done.returncode == 2, (args, done.stderr)
         assert words in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_party_counts_its_answers_itself(tmp_path: Path) -> None:
+    """A server that says "round 1" for ever gets no more than the policy allows."""
+    from atoll.job import assemble
+    from atoll.join import answers_given, part_of, within_policy
+    from atoll.runtimes.network.audit import Audit
+    from atoll.runtimes.network.policy import NotAllowed, Policy
+    from atoll.serve import remote
+
+    stages = (atoll.Clip(1.0), atoll.Average(), atoll.Gaussian(4.0, "local"))
+    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), channel=atoll.Channel(stages), rounds=50)
+    made = assemble(job, remote(part_of({"use": "digits", "clients": 3, "party": 0}), [9] * 9))
+    one, two = (made.ledger.of().epsilon(n) for n in (1, 2))  # type: ignore[union-attr]
+    limited = Policy(most_epsilon_job=(one + two) / 2)
+    assert within_policy(limited, made, 1) == one
+    with pytest.raises(NotAllowed, match="most_epsilon_job"):
+        within_policy(limited, made, 2)
+    with pytest.raises(NotAllowed, match="most_rounds"):
+        within_policy(Policy(most_rounds=3), made, 4)
+    with Audit(tmp_path / "audit.jsonl") as audit:
+        for question in (4, 5, 5, 9):
+            audit.left(job="j", question=question, asked="contribute", size=1, digest="0" * 64)
+        audit.left(job="other", question=1, asked="contribute", size=1, digest="0" * 64)
+    assert answers_given(tmp_path / "audit.jsonl", "j") == 3
