@@ -70,7 +70,7 @@ def test_public_names_are_there() -> None:
     assert sorted(atoll.__all__) == atoll.__all__
     for name in atoll.__all__:
         assert getattr(atoll, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'Fedavg'"):
+    with pytest.raises(AttributeError, match="no attribute 'Fedavg': did you mean 'FedAvg'"):
         atoll.Fedavg  # noqa: B018
 
 

@@ -41,7 +41,12 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"atoll.{name}")
     if name not in _NAMES:
-        raise AttributeError(f"module 'atoll' has no attribute '{name}'")
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, __all__, 1)
+        raise AttributeError(
+            f"module 'atoll' has no attribute '{name}'" + (f": did you mean '{close[0]}'?" if close else "")
+        )
     value = getattr(import_module(_NAMES[name]), name)
     globals()[name] = value
     return value
