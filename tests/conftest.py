@@ -12,14 +12,17 @@ import atoll
 from atoll.data.federated import Federated
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     folder = os.environ.get("ATOLL_DATA")
-    if folder and Path(folder).is_dir():
-        return
-    skip = pytest.mark.skip(reason="ATOLL_DATA does not name a folder with the larger data sets")
+    left_out = {}
+    if not (folder and Path(folder).is_dir()):
+        left_out["data"] = "ATOLL_DATA does not name a folder with the larger data sets"
+    if "nightly" not in config.option.markexpr:
+        left_out["nightly"] = "takes minutes: pytest -m nightly runs it"
     for item in items:
-        if "data" in item.keywords:
-            item.add_marker(skip)
+        for marker, reason in left_out.items():
+            if marker in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -37,9 +37,12 @@ MAY_IMPORT = {
     "run": JOB | {"runtimes", "journal", "report", "run"},
     "calibrate": JOB,
     "serve": JOB | {"runtimes", "journal", "run"},
-    "join": JOB | {"runtimes", "report", "serve"},
+    "seat": {"runtimes", "party"},
+    "party": JOB | {"runtimes", "report", "serve", "seat"},
+    "join": CORE | {"combine", "runtimes", "crypto", "party", "seat"},
+    "edge": JOB | {"runtimes", "journal", "serve", "join", "party", "seat"},
     "compare": JOB | {"run"},
-    "cli": JOB | {"runtimes", "journal", "report", "run", "compare", "calibrate", "serve", "join", "cli"},
+    "cli": JOB | {"runtimes", "journal", "report", "run", "compare", "calibrate", "serve", "join", "edge", "cli"},
 }
 
 

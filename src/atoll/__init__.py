@@ -6,7 +6,9 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "atoll.combine": ("Each", "EncryptedSum", "LightSum", "Mean", "Median", "SecureSum", "Sum", "TrimmedMean"),
+    "atoll.combine": (
+        "Buffered", "Each", "EncryptedSum", "LightSum", "Mean", "Median", "SecureSum", "Sum", "TrimmedMean",
+    ),
     "atoll.calibrate": ("calibrate",),
     "atoll.compare": ("compare",),
     "atoll.core.method": ("Diverged",),

@@ -59,8 +59,9 @@ PARTS: dict[str, dict[str, str]] = {
     "combine": {
         "sum": "atoll.combine.each:Sum",
         "each": "atoll.combine.each:Each",
+        "buffered": "atoll.combine.buffered:Buffered",
         "secure_sum": "atoll.combine.secure:SecureSum",
-        "light_sum": "atoll.combine.secure:LightSum",
+        "light_sum": "atoll.combine.light:LightSum",
         "encrypted_sum": "atoll.combine.encrypted:EncryptedSum",
     },
     "rule": {
@@ -222,9 +223,9 @@ def table(part: Any) -> Any:  # noqa: PLR0911 - one a kind
         return {"use": part.name, **dict(part.options)}
     if isinstance(part, Model):
         extra = {k: v for k, v in (("backend", part.backend), ("dtype", part.dtype)) if v not in ("jax", "float32")}
-        return {"use": _name(part.spec), **_fields(part.spec), **extra}
+        return {"use": name_of(part.spec), **_fields(part.spec), **extra}
     if is_dataclass(part) and not isinstance(part, type):
-        return {"use": _name(part), **_fields(part)}
+        return {"use": name_of(part), **_fields(part)}
     if isinstance(part, list | tuple):
         return [table(p) for p in part]
     if part is None or isinstance(part, str | int | float | np.generic):
@@ -245,7 +246,7 @@ def _fields(part: Any) -> dict[str, Any]:
     return said
 
 
-def _name(part: Any) -> str:
+def name_of(part: Any) -> str:
     from atoll.models.zoo import SPECS
 
     kind = type(part)

@@ -1,228 +1,304 @@
-"""Take part in a served job: read it, hold it against the party's own policy, train in a child process, answer."""
+"""Take part in a served job: read it, hold it against the party's own policy, train in a child process, answer.
+
+Nothing here imports what trains: a party that waits is small.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from atoll.core.tree import Array
-from atoll.data.federated import Federated, Silos
-from atoll.job import Assembled, assemble
-from atoll.jobfile import parse
-from atoll.report.explain import explain
-from atoll.serve import check_served, remote, sample_layout
+from atoll.core.tree import Array, Tree
+from atoll.crypto.keys import Refused
+from atoll.runtimes.child import Aside, TooLong
+from atoll.runtimes.network.audit import Audit, spent_this_month
+from atoll.runtimes.network.calls import Times
+from atoll.runtimes.network.message import (
+    AnswerHead,
+    Fault,
+    Hello,
+    QuestionHead,
+    Receipt,
+    Welcome,
+    read_envelope,
+    read_tree,
+    write_envelope,
+    write_tree,
+)
+from atoll.runtimes.network.parcel import Header, header_of
+from atoll.runtimes.network.policy import NotAllowed, Policy
+from atoll.runtimes.network.transport import PartyTransport
+from atoll.runtimes.pool import Pool
+from atoll.runtimes.workers import Chunk, PartyFailed
+from atoll.seat import Assessment, Holding, Seat
 
+if TYPE_CHECKING:
+    from atoll.combine.talk import Dialogue
+
+T = TypeVar("T")
 HELLO_FIRST = "say hello first"  # what a server says that was started again
+GIVING = ("contribute", "secure.masked", "light.upload")  # questions whose answers hold this party's vector
+PATIENCE = 300.0  # seconds to read the data, and to work out what a job would do
 
 
-def part_of(recipe: Mapping[str, Any], seed: int = 0) -> Federated:
-    """Make a party's own data: all of what the recipe gives, or the samples of its `party`-th client."""
-    from atoll.data import build
-
-    words = dict(recipe)
-    mine = words.pop("party", None)
-    whole = build(words, seed)
-    x, y = whole.train[int(mine)] if mine is not None else (whole.train.x, whole.train.y)
-    return replace(whole, train=Silos(np.ascontiguousarray(x), np.ascontiguousarray(y), np.array([0, len(x)])),
-                   test=None, own=None, parties=())  # fmt: skip
+class Declined(Exception):
+    """A question that this party does not answer; the sentence goes to the server."""
 
 
 def join(
     address: str,
     credentials: Any,
     name: str,
-    policy: Any,
+    policy: Policy,
     folder: str | Path,
     *,
     server: str = "",
     seeded: bool = False,
-    times: Any = None,
+    times: Times | None = None,
     say: Callable[[str], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> str:
     """Take part until the server says that it is over; returns why. What the policy forbids raises NotAllowed."""
-    from atoll.crypto.keys import Refused
-    from atoll.runtimes.network.audit import Audit, spent_this_month
-    from atoll.runtimes.network.calls import Times
-    from atoll.runtimes.network.message import Hello, Welcome, read_envelope, write_envelope
-    from atoll.runtimes.network.transport import PartyTransport
-
     folder, times = Path(folder), times or Times()
     folder.mkdir(parents=True, exist_ok=True)
-    data = part_of(policy.data)
     transport = PartyTransport(address, credentials, times=times, folder=folder)
-    hello = write_envelope(Hello(name, int(data.train.sizes[0]), sample_layout(data)))
-    audit = Audit(folder / "audit.jsonl")
-    try:
-        welcome = read_envelope(Welcome, transport.hello(hello))
-        said = parse(welcome.job, f"the job of {address}")
-        check_served(said.job)
-        if hashlib.sha256(welcome.job.encode()).digest() != welcome.manifest:
-            raise Refused("the job is not the one that its hash names: the server is broken or lies")
-        # Everybody else is taken to be like this party: what a job spends and sends does not depend on their sizes.
-        others = int(said.data.get("clients", 2)) if isinstance(said.data, Mapping) else 2
-        made = assemble(said.job, remote(data, [int(data.train.sizes[0])] * max(others, welcome.number + 1)), said.seed)
-        now = datetime.now().astimezone()
-        policy.check(
-            manifest_of(made, server, address),
-            now=now,
-            spent=spent_this_month(audit.path, now, but=welcome.manifest.hex()),
+    with Audit(folder / "audit.jsonl") as audit, closing(transport):
+        with Aside() as aside:
+            held = aside.do(_holding, policy.data, within=PATIENCE)
+            hello = write_envelope(Hello(name, held.samples, held.sample))
+            welcome = read_envelope(Welcome, transport.hello(hello))
+            if hashlib.sha256(welcome.job.encode()).digest() != welcome.manifest:
+                raise Refused("the job is not the one that its hash names: the server is broken or lies")
+            seat = _seat(policy, welcome, seeded)
+            work = partial(aside.do, _assess, seat, server, address, within=PATIENCE)
+            assessed = _alive(work, partial(transport.hello, hello), times.silence / 3)
+        now, job = datetime.now().astimezone(), welcome.manifest.hex()
+        policy.check(assessed.manifest, now=now, spent=spent_this_month(audit.path, now, but=job))
+        say(assessed.words)
+        dialogue = dialogue_of(policy, welcome, assessed, credentials, name, folder)
+        audit.append("joined", server=address, job=job)
+        party = Party(transport, hello, welcome, seat, assessed, dialogue, policy, audit, times, say)
+        return party.take_part(stop or threading.Event())
+
+
+def _holding(recipe: Mapping[str, Any]) -> Holding:
+    from atoll.party import holding
+
+    return holding(recipe)
+
+
+def _assess(seat: Seat, server: str, address: str) -> Assessment:
+    from atoll.party import assess
+
+    return assess(seat, server, address)
+
+
+def _seat(policy: Policy, welcome: Welcome, seeded: bool) -> Seat:
+    return Seat(
+        policy.data, welcome.job, welcome.number, len(welcome.members), welcome.classes, policy.most_length, seeded
+    )
+
+
+def dialogue_of(
+    policy: Policy, welcome: Welcome, assessed: Assessment, credentials: Any, name: str, folder: Path
+) -> Dialogue | None:
+    """Sit down to secure sums with those whose keys this party knows from its own file, not from the server."""
+    hidden = assessed.hidden
+    if hidden is None:
+        return None
+    from atoll.combine.talk import Sitting
+    from atoll.runtimes.network.roster import Roster
+
+    identity = getattr(getattr(credentials, "member", None), "identity", None)
+    if identity is None:
+        raise NotAllowed("secure sums need the parties' keys: join with --key instead of --insecure")
+    if policy.roster is None:
+        raise NotAllowed(
+            "roster: a hidden sum is worth something among parties whose keys this one knows itself; name the file of "
+            f'their lines, roster = "roster" (see {policy.name})'
         )
-        say(explain(said.job, remote(data, [int(data.train.sizes[0])] * max(others, 2)), said.seed))
-        audit.append("joined", server=address, job=welcome.manifest.hex())
-        return _take_part(transport, hello, welcome, made, data, said.seed, audit, policy, seeded, times, say, stop)
-    finally:
-        transport.close()
-        audit.close()
-
-
-def manifest_of(made: Assembled, server: str, address: str) -> Any:
-    """Say what a job would do to this party, from the job itself and not from what the server says of it."""
-    from atoll.core.tree import leaves
-    from atoll.runtimes.network.policy import Manifest
-
-    job, plan = made.job, made.plan
-    share = plan.method.share(plan.method.init(plan.seed))
-    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
-    schema = hashlib.sha256(repr(plan.method.schema).encode()).hexdigest()
-    return Manifest(
-        server=server, method=type(job.method).__name__.lower(), model=schema, parameters=plan.method.schema.size,
-        rounds=job.rounds, cohort=made.wire.cohort, combine=type(job.channel.combine).__name__, real=True,
-        noise=made.wire.noise, epsilon=made.ledger.of().epsilon(job.rounds) if made.ledger else None,
-        up=plan.up, down=down, metrics=(), address=address,
+    try:
+        known = Roster.load(policy.roster).keys
+    except OSError as error:
+        raise NotAllowed(f"roster: cannot read {policy.roster}: {error.strerror} (see {policy.name})") from None
+    if known.get(name) != identity.public:
+        raise NotAllowed(f"roster: {policy.roster} has another key for {name} than its own, or none: mend its line")
+    keys = {number: known[who] for who, number in welcome.members.items() if who in known}
+    if keys.get(welcome.number) != identity.public:
+        raise NotAllowed(f"the server calls {name} number {welcome.number} and says that this is somebody else's")
+    (folder / "spent").mkdir(exist_ok=True)
+    sitting = Sitting(
+        welcome.number, identity, keys, policy.least_cohort, hidden.floor, hidden.size, hidden.width, hidden.schema,
+        assessed.manifest.rounds, folder / "spent",
     )  # fmt: skip
+    return hidden.combine.party(sitting)
+
+
+class Party:
+    """One party in one run: pulls questions, answers them, and writes down what leaves before it does."""
+
+    def __init__(
+        self, transport: PartyTransport, hello: bytes, welcome: Welcome, seat: Seat, assessed: Assessment,
+        dialogue: Dialogue | None, policy: Policy, audit: Audit, times: Times, say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._transport, self._hello, self._welcome, self._seat = transport, hello, welcome, seat
+        self._assessed, self._dialogue, self._policy, self._audit = assessed, dialogue, policy, audit
+        self._times, self._say = times, say
+        self._job = welcome.manifest.hex()
+        self._given = answers_given(audit.path, self._job)
+        self._pool: Pool | None = None
+        self._memory: Mapping[str, Array] = {}
+        self._answered: tuple[int, AnswerHead, bytes] | None = None  # should its receipt be lost
+
+    def take_part(self, stop: threading.Event) -> str:
+        try:
+            while not stop.is_set():
+                try:
+                    self._turn()
+                except Refused as reason:
+                    if HELLO_FIRST not in str(reason):
+                        return str(reason)
+                    self._transport.hello(self._hello)  # the server was started again, and asks anew
+            self._leave()
+            return "stopped by hand"
+        except BaseException:
+            self._leave()
+            raise
+        finally:
+            if self._pool:
+                self._pool.close()
+
+    def _leave(self) -> None:
+        with suppress(Refused, OSError):  # a server that is away finds out by itself
+            self._transport.leave()
+
+    def _turn(self) -> None:
+        """Wait for a question, answer it."""
+        parcel = self._transport.pull()
+        if parcel is None:
+            return
+        with parcel:
+            head = read_envelope(QuestionHead, parcel.header.envelope)
+            body = parcel.body.read()
+        if self._answered is None or self._answered[0] != head.number:
+            self._answered = (head.number, *self._answer(head, body))
+        number, answer, text = self._answered
+        header = header_of("answer", f"{head.run}/{number}", text)
+        sealed = Header(header.kind, header.id, header.size, header.sha256, write_envelope(answer))
+        receipt = read_envelope(Receipt, self._transport.push(sealed, text))
+        what = f"declined {head.what}: {answer.declined}" if answer.declined else f"{head.what}: {header.size:,} bytes"
+        self._say(f"round {head.t + 1}, {what}" + (f", refused: {receipt.reason}" if receipt.reason else ""))
+
+    def _answer(self, head: QuestionHead, body: bytes) -> tuple[AnswerHead, bytes]:
+        """Work an answer out; its line in the audit is on disk before it leaves."""
+        began = time.perf_counter()
+        try:
+            text, why = write_tree(self._work(head, body)), ""
+        except (Declined, Fault) as reason:
+            text, why = b"", str(reason)[:500]
+        except (PartyFailed, TooLong) as reason:
+            # What went wrong may tell of the data, so only this party reads it.
+            self._say(f"round {head.t + 1}: {reason}")
+            text, why = b"", "training failed at the party; its own log says why"
+        header = header_of("answer", f"{head.run}/{head.number}", text)
+        if not why:
+            spent = self._spent() if head.what in GIVING else None
+            self._audit.left(job=self._job, question=head.number, asked=head.what, size=header.size,
+                             digest=header.sha256.hex(), epsilon=spent)  # fmt: skip
+        seconds = time.perf_counter() - began
+        return AnswerHead(head.run, head.number, header.size, header.sha256, seconds, why), text
+
+    def _work(self, head: QuestionHead, body: bytes) -> Tree:
+        layout = self._assessed.questions.get(head.what)
+        if layout is None:
+            raise Declined(f"{head.what!r} is no question of this job")
+        if not self._policy.open_at(datetime.now().astimezone()):
+            raise Declined(f"this party takes part at {self._policy.hours} only")
+        question = read_tree(body, layout.most_bytes, schema=layout)
+        if head.what in GIVING:
+            self._given += 1
+            within_policy(self._policy, self._assessed, self._given)
+        sign = partial(self._transport.hello, self._hello)
+        return _alive(partial(self._reply, head, question), sign, self._times.silence / 3)
+
+    def _reply(self, head: QuestionHead, question: Tree) -> Tree:
+        if self._dialogue is None or head.what == "judge.own":
+            return self._train(head.what, head.t, question)
+        from atoll.crypto import secagg
+
+        def vector(asked: Tree) -> Array:
+            found = self._train("contribute", head.t, asked)
+            if not found["finite"].all():
+                raise Declined("the numbers of this party are not finite")
+            return found["vector"][0]
+
+        try:
+            message = self._dialogue.answer(head.what.partition(".")[2], question, vector)
+        except secagg.Abort as reason:
+            raise Declined(str(reason)) from None
+        return {"message": np.frombuffer(message, np.uint8)}
+
+    def _train(self, what: str, t: int, question: Tree) -> dict[str, Array]:
+        """Answer in the child process, which is started when it is first needed and stays warm."""
+        if self._pool is None:
+            self._pool = Pool(self._seat, 1)
+        chunk = Chunk(what, t, np.array([self._welcome.number]), self._memory if what == "contribute" else {}, ())
+        ((answer, _),) = self._pool.answers([chunk], question)
+        # What it gives is copied, since the next answer takes its place.
+        if what == "contribute":
+            self._memory = {name: np.array(leaf) for name, leaf in answer.memory.items()}
+        return {name: np.array(leaf) for name, leaf in answer.each.items()}
+
+    def _spent(self) -> float | None:
+        return self._assessed.spent[self._given - 1] if self._assessed.spent else None
 
 
 def answers_given(path: Path, job: str) -> int:
-    """Count the questions of a job that this party has answered, also before it was started again."""
-    import json
-
+    """Count the answers with this party's vector that it has given to a job, also before it was started again."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
-    return len({line["question"] for line in lines if line.get("job") == job and "question" in line})
+    return len({line["question"] for line in lines if line.get("job") == job and line.get("asked") in GIVING})
 
 
-def within_policy(policy: Any, made: Assembled, answers: int) -> float | None:
-    """Return the ε of so many answers. The party counts them itself: what round it is, only the server says."""
-    from atoll.runtimes.network.policy import NotAllowed
-
-    if policy.most_rounds is not None and answers > policy.most_rounds:
+def within_policy(policy: Policy, assessed: Assessment, answers: int) -> None:
+    """Refuse one answer too many. The party counts them itself: what round it is, only the server says."""
+    most = policy.most_rounds
+    if most is not None and answers > most:
+        raise NotAllowed(f"{policy.name}: most_rounds = {most}, and the server asks again: raise it to go on")
+    if answers > assessed.answers:
         raise NotAllowed(
-            f"{policy.name}: most_rounds = {policy.most_rounds}, and the server asks again: raise it to go on"
+            f"the server asked {answers} times, and the job has {assessed.manifest.rounds} rounds: ask its owner why"
         )
-    spent = made.ledger.of().epsilon(answers) if made.ledger else None
-    if policy.most_epsilon_job is not None and (spent is None or spent > policy.most_epsilon_job):
+    limit, spent = policy.most_epsilon_job, assessed.spent
+    if limit is not None and (not spent or spent[answers - 1] > limit):
         raise NotAllowed(
-            f"{policy.name}: most_epsilon_job = {policy.most_epsilon_job:g}, and answer {answers} would spend more: "
-            "raise it to go on"
+            f"{policy.name}: most_epsilon_job = {limit:g}, and answer {answers} would spend more: raise it to go on"
         )
-    return spent
 
 
-def _take_part(
-    transport: Any, hello: bytes, welcome: Any, made: Assembled, data: Federated, seed: int, audit: Any, policy: Any,
-    seeded: bool, times: Any, say: Callable[[str], None], stop: threading.Event | None,
-) -> str:  # fmt: skip
-    from atoll.crypto.keys import Refused
-    from atoll.runtimes.network.message import (
-        AnswerHead,
-        QuestionHead,
-        Receipt,
-        read_envelope,
-        read_tree,
-        write_envelope,
-        write_tree,
-    )
-    from atoll.runtimes.network.parcel import Header, header_of
-    from atoll.runtimes.pool import Pool
-    from atoll.runtimes.workers import Chunk, Worker
+def _alive(work: Callable[[], T], sign: Callable[[], Any], every: float) -> T:
+    """Do work, giving a sign of life while it lasts.
 
-    handler: Any = replace(made.handlers["contribute"], watched=False, seeded=seeded)  # type: ignore[type-var]
-    pool = Pool(Worker({"contribute": handler}, {"train": data.train}, seed, first=welcome.number), 1)
-    memory: Mapping[str, Array] = {}
-    given, spent = answers_given(audit.path, welcome.manifest.hex()), None
-    answered: tuple[int, bytes, bytes] | None = None  # the last answer, should its receipt have been lost
-    try:
-        while stop is None or not stop.is_set():
-            try:
-                parcel = transport.pull()
-            except Refused as reason:
-                if HELLO_FIRST not in str(reason):
-                    return str(reason)
-                transport.hello(hello)
-                continue
-            if parcel is None:
-                continue
-            with parcel:
-                head = read_envelope(QuestionHead, parcel.header.envelope)
-                body = parcel.body.read()
-            if answered is None or answered[0] != head.number:
-                given += 1
-                spent = within_policy(policy, made, given)
-                began = time.perf_counter()
-                chunk = Chunk(head.what, head.t, np.array([welcome.number]), memory, ())
-                question = read_tree(body, len(body))
-                sign = partial(transport.hello, hello)
-                each, memory = _alive(partial(_answer, pool, chunk, question), sign, times.silence / 3)
-                text = write_tree(each)
-                header = header_of("answer", f"{head.run}/{head.number}", text)
-                answer = AnswerHead(head.run, head.number, header.size, header.sha256, time.perf_counter() - began)
-                answered = (head.number, write_envelope(answer), text)
-            header = header_of("answer", f"{head.run}/{head.number}", answered[2])
-            audit.left(job=welcome.manifest.hex(), question=head.number, asked=head.what, size=header.size,
-                       digest=header.sha256.hex(), epsilon=spent)  # fmt: skip
-            sealed = Header(header.kind, header.id, header.size, header.sha256, answered[1])
-            try:
-                receipt = read_envelope(Receipt, transport.push(sealed, answered[2]))
-            except Refused as reason:
-                if HELLO_FIRST not in str(reason):
-                    return str(reason)
-                transport.hello(hello)  # the server was started again, and asks anew
-                continue
-            say(
-                f"round {head.t + 1}: sent {header.size:,} bytes"
-                + ("" if receipt.accepted else f", refused: {receipt.reason}")
-            )
-        transport.leave()
-        return "stopped by hand"
-    finally:
-        pool.close()
+    The work stays in this thread: a process that it starts ends with the thread that started it.
+    """
+    done = threading.Event()
 
-
-def _answer(pool: Any, chunk: Any, question: Any) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Answer in the child process; what it gives is copied, since the next answer takes its place."""
-    ((answer, _),) = pool.answers([chunk], question)
-    copy = [{name: np.array(leaf) for name, leaf in tree.items()} for tree in (answer.each, answer.memory)]
-    return copy[0], copy[1]
-
-
-def _alive(work: Callable[[], Any], sign: Callable[[], Any], every: float) -> Any:
-    """Do work in a thread, giving a sign of life while it lasts."""
-    found: list[Any] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:  # handed to the caller
-            failed.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(every)
-        if thread.is_alive():
+    def live() -> None:
+        while not done.wait(every):
             with suppress(Exception):  # a server that is away now may be back when the work is done
                 sign()
-    if failed:
-        raise failed[0]
-    return found[0]
+
+    threading.Thread(target=live, daemon=True).start()
+    try:
+        return work()
+    finally:
+        done.set()

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from atoll.combine import Each, Sum
+from atoll.combine import EncryptedSum
 from atoll.core.effects import Note, drive
 from atoll.core.method import federate
+from atoll.core.party import Group
 from atoll.core.wire import Mismatch
 from atoll.data.federated import Federated, Silos
 from atoll.job import Assembled, Job, assemble
@@ -34,15 +35,20 @@ class Served:
 def remote(data: Federated, sizes: list[int]) -> Federated:
     """Describe parties that are elsewhere: how many samples each has, of which shape; the test set is the server's."""
     x, y = data.train.x[:0], data.train.y[:0]
-    return replace(data, train=Silos(x, y, np.concatenate([[0], np.cumsum(sizes)])), own=None, parties=())
+    train = Silos(x, y, np.concatenate([[0], np.cumsum(sizes)]))
+    own = None if data.own is None else Silos(x, y, np.zeros(len(sizes) + 1, np.int64))
+    return replace(data, train=train, own=own, parties=())
 
 
-def check_served(job: Job) -> None:
-    """Refuse what does not work over the network yet, instead of doing something else."""
-    combine = job.channel.combine
-    if not isinstance(combine, Sum | Each):
-        name = type(combine).__name__
-        raise Mismatch(f"{name}() over the network is not there yet: serve with Sum() and local noise, or simulate it")
+def as_served(job: Job) -> Job:
+    """Return the job as it runs between real parties: sums are hidden in earnest. What is not there yet is refused."""
+    combine: Any = job.channel.combine
+    if isinstance(combine, EncryptedSum):
+        raise Mismatch(
+            "EncryptedSum() over the network is not there yet: serve with SecureSum(), or simulate it (atoll run)"
+        )
+    real = replace(combine, real=True) if hasattr(combine, "talk") else combine
+    return replace(job, channel=replace(job.channel, combine=real))
 
 
 def sample_layout(data: Federated) -> Any:
@@ -75,40 +81,38 @@ def serve(
     seeded: bool = False,
     times: Any = None,
     sinks: tuple[Sink, ...] = (),
+    health: str | None = None,
     ready: Callable[[str], None] = lambda _: None,
 ) -> Served:
     """Run a job with the parties of a roster; a folder that holds an unfinished run is gone on with.
 
     `parties` is how many must be there to begin (default: all of the roster), `patience` how long to wait for them.
-    `seeded` draws noise by address, which only tests on one machine may.
+    `seeded` draws noise by address, which only tests on one machine may. `health` is an address of this machine, for
+    monitors.
     """
     from atoll.runtimes.network.calls import Times
-    from atoll.runtimes.network.hall import Hall
-    from atoll.runtimes.network.message import answer_layout
     from atoll.runtimes.network.store import Store
     from atoll.runtimes.network.transport import ServerTransport
-    from atoll.runtimes.workers import Worker
+    from atoll.runtimes.network.watch import Watch
 
-    check_served(job)
     folder, times = Path(folder), times or Times()
     folder.mkdir(parents=True, exist_ok=True)
     known = roster()
     need = parties or len(known)
     text = manifest_text(job, data, seed)
     memory = _kept(folder, text)
+    job = as_served(job)
     first = assemble(job, remote(data, [1] * len(known)), seed)
-    with Store(folder) as store:
+    with Watch(folder, job.rounds, health) as watch, Store(folder) as store:
         store.enrol(known)
         name = folder.name
-        if _is_new(store, name):
+        if is_new(store, name):
             store.create(name)
-        journal = Journal(folder, rest=0.0, sinks=sinks)
-        hall = Hall(
-            name, store, journal, Worker(first.handlers, first.rooms, seed), {"contribute": answer_layout(first.wire)},
-            data=sample_layout(data), job=text, manifest=hashlib.sha256(text.encode()).digest(),
-            key_of=lambda who: dict(roster())[who], times=times, deadline=deadline,
-            elapsed=float(memory["elapsed"]) if memory else 0.0,
-        )  # fmt: skip
+        elif store.state(name)[0] == "finished":
+            raise Mismatch(f"{folder} holds a run that has ended: atoll report shows it, --run names another folder")
+        journal = Journal(folder, rest=0.0, sinks=(*sinks, watch))
+        hall = _hall(store, journal, first, data, text, roster, times, deadline, memory)
+        watch.follow(hall.snapshot)
         transport = ServerTransport(address, credentials, hall, times=times, folder=folder)
         state, reason = "failed", "the server ended unexpectedly"
         try:
@@ -116,7 +120,7 @@ def serve(
             ready(transport.start())
             hall.wait_for(need, patience)
             sizes = [m.samples or 1 for m in store.members()]
-            made = assemble(job, remote(data, sizes), seed)
+            made = talking(assemble(job, remote(data, sizes), seed), store)
             run = _drive(
                 made, hall, journal, memory, folder, seeded, describe(made, remote(data, sizes), seed), patience
             )
@@ -129,7 +133,8 @@ def serve(
             reason = str(error)
             raise
         finally:
-            hall.end(f"the run is over: {reason}")
+            if state != "stopped":  # who is not told that it is over waits for a server that is started again
+                hall.end(f"the run is over: {reason}")
             transport.stop()
             if state != "stopped":
                 store.move(name, state, reason[:500])  # type: ignore[arg-type] # finished or failed
@@ -137,7 +142,62 @@ def serve(
             journal.close()
 
 
-def _is_new(store: Any, name: str) -> bool:
+def _hall(
+    store: Any, journal: Journal, first: Assembled, data: Federated, text: str,
+    roster: Callable[[], list[tuple[str, str]]], times: Any, deadline: float, memory: Any,
+) -> Any:  # fmt: skip
+    from atoll.runtimes.network.hall import Hall
+    from atoll.runtimes.workers import Worker
+
+    return Hall(
+        store.path.parent.name, store, journal, Worker(first.handlers, first.rooms, first.plan.seed),
+        answer_layouts(first, len(roster())), data=sample_layout(data), classes=data.classes, job=text,
+        manifest=hashlib.sha256(text.encode()).digest(), key_of=lambda who: dict(roster())[who], times=times,
+        deadline=deadline, elapsed=float(memory["elapsed"]) if memory else 0.0,
+    )  # fmt: skip
+
+
+def answer_layouts(made: Assembled, parties: int) -> dict[str, Any]:
+    """Say what answers look like, by the question."""
+    from atoll.runtimes.network.message import Layout, answer_layout, message_layout
+
+    combine: Any = made.job.channel.combine
+    if hasattr(combine, "talk"):
+        layouts = {name: message_layout(most) for name, (most, _) in combine.needs(made.wire, parties).items()}
+    else:
+        layouts = {"contribute": answer_layout(made.wire)}
+    if "judge.own" in made.handlers:
+        # What a judge tells is seen from a judgement of one sample of zeros.
+        judge, method = made.handlers["judge.own"], made.plan.method
+        x, y = made.rooms["train"].x, made.rooms["train"].y
+        one = Silos(np.zeros((1, *x.shape[1:]), x.dtype), np.zeros((1, *y.shape[1:]), y.dtype), np.array([0, 1]))
+        group = Group(np.zeros(1, np.int64), one, np.zeros(1, np.int64), 0, 0)
+        told, _ = judge({"share": method.share(method.init(made.plan.seed)), "t": 0}, group)
+        layouts["judge.own"] = Layout.of({name: np.asarray(leaf) for name, leaf in told.items()})
+    return layouts
+
+
+def talking(made: Assembled, store: Any) -> Assembled:
+    """Let a sum that hides its vectors be a conversation with those who are elsewhere."""
+    from atoll.runtimes.network.roster import peer_of
+
+    combine: Any = made.job.channel.combine
+    if not hasattr(combine, "talk"):
+        return made
+
+    def keys() -> dict[int, bytes]:
+        return {m.number: peer_of(f"{m.name} {m.key}").key for m in store.members() if m.listed}
+
+    gather = combine.talk(made.wire, keys, schema_of(made.plan.method))
+    return replace(made, plan=replace(made.plan, gather=gather))
+
+
+def schema_of(method: Any) -> bytes:
+    """Hash what a contribution looks like."""
+    return hashlib.sha256(repr(method.schema).encode()).digest()
+
+
+def is_new(store: Any, name: str) -> bool:
     from atoll.runtimes.network.tables import Illegal
 
     try:
@@ -165,7 +225,7 @@ def _drive(
     made: Assembled, hall: Any, journal: Journal, memory: Any, folder: Path, seeded: bool, about: Any, patience: float
 ) -> Run:
     def online(_: int) -> Any:
-        hall.wait_for(max(made.wire.floor, 1), patience)
+        hall.wait_for(max(made.wire.floor, getattr(made.job.channel.combine, "least", 1)), patience)
         return hall.online()
 
     plan = replace(made.plan, online=online, seeded=seeded)

@@ -143,7 +143,7 @@ class Loopback:
 
     def ask(self, ask: Ask) -> Replies:
         who = np.array([p for p in np.asarray(ask.to).tolist() if p not in self.absent], dtype=int)
-        who = who[: ask.enough] if ask.enough is not None else who
+        who = np.sort(who[: ask.enough] if ask.enough is not None else who)
         answers = []
         for p in who.tolist():
             memory = {name: leaf[None] for name, leaf in self.memory.get(p, {}).items()}

@@ -18,7 +18,7 @@ NOON = datetime(2025, 6, 15, 12, 0, tzinfo=UTC)
 LOCAL, DISTRIBUTED, CENTRAL = (Event(where, 1.0) for where in ("local", "distributed", "central"))
 JOB = Manifest(
     server="abc", method="fedavg", model="f00", parameters=100, rounds=10, cohort=8, combine="secure_sum", real=True,
-    noise=(DISTRIBUTED,), epsilon=2.0, up=400, down=600, metrics=("loss",), address="here:7000",
+    noise=(DISTRIBUTED,), epsilon=2.0, up=400, down=600, address="here:7000",
 )  # fmt: skip
 WHOLE = """
 servers = ["abc", "there:7000"]
@@ -78,7 +78,7 @@ def test_an_empty_file_is_the_default_and_any_is_no_limit() -> None:
         ("most_epsilon_jobs = 3", "most_epsilon_jobs: a policy has no such key; did you mean 'most_epsilon_job'?"),
         ("allow_plan = true", "did you mean 'allow_plain'?"),
         ("name = 'x'", "name: a policy has no such key"),
-        ("zzz = 1", "there are allow_plain, data, hours"),
+        ("zzz = 1", "there are allow_metrics, allow_plain, data, hours"),
         ("most_epsilon_job = nan", "most_epsilon_job=nan: a limit is a finite number above 0"),
         ("most_epsilon_job = inf", "most_epsilon_job=inf"),
         ("most_epsilon_job = 0", "most_epsilon_job=0"),
@@ -191,6 +191,8 @@ def test_what_is_required_is_there_or_refused(
         ({"most_epsilon_month": 9.0}, {"epsilon": None}, "most_epsilon_month: "),
         ({"most_bytes": 9_999}, {}, "most_bytes: the job moves up to 10,000 bytes, and 9,999 is the limit"),
         ({"most_rounds": 9}, {}, "most_rounds: the job has 10 rounds, and 9 is the limit"),
+        ({"least_noise": 1.1}, {}, "least_noise: the noise of the parties themselves is 1 times the bound"),
+        ({"most_parameters": 99}, {}, "most_parameters: the model has 100 parameters, and 99 is the limit"),
         ({"hours": "13:00-12:00"}, {}, "hours: it is 12:00, and this party takes part at 13:00-12:00"),
     ],
 )
@@ -199,9 +201,25 @@ def test_every_limit_refuses_by_its_name_and_only_alone(limits: Any, job: Any, s
     assert allows(Policy(), replace(JOB, **job))
 
 
+def test_figures_of_own_test_data_are_told_only_if_that_is_allowed() -> None:
+    job = replace(JOB, metrics=("loss", "accuracy"))
+    assert refuses(Policy(), job).startswith("allow_metrics: the job asks how well its models do on this party's own")
+    assert allows(Policy(allow_metrics=True), job)
+
+
+@pytest.mark.parametrize("noise", [(LOCAL,), (DISTRIBUTED,), (CENTRAL,), ()])
+@pytest.mark.parametrize("real", [True, False])
+def test_only_noise_that_hides_this_party_counts_as_its_own(noise: tuple[Event, ...], real: bool) -> None:
+    """Noise of all parties together hides one only in a sum that nobody can look into; the server's hides none."""
+    counts = LOCAL in noise or (DISTRIBUTED in noise and real)
+    policy = Policy(allow_plain=True, least_noise=1.0)
+    assert allows(policy, replace(JOB, noise=noise, real=real)) == counts
+
+
 @pytest.mark.parametrize(
     "limits",
     [
+        {"least_noise": 1.0}, {"most_parameters": 100}, {"most_length": 0.1},
         {"servers": ("abc",)}, {"servers": ("here:7000",)}, {"methods": ("fedavg",)}, {"models": ("f00",)},
         {"least_cohort": 8}, {"most_epsilon_job": 2.0}, {"most_epsilon_month": 2.0}, {"most_bytes": 10_000},
         {"most_rounds": 10}, {"hours": "12:00-12:01"},

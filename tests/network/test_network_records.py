@@ -41,7 +41,7 @@ def test_records_come_back_as_they_were_and_stay_the_same_bytes() -> None:
     assert write_envelope(Receipt(False, "no")) == b"\x83\xa8accepted\xc2\xa6reason\xa2no\xa4type\xa7receipt"
     assert (
         sha256(b"".join(map(write_envelope, ENVELOPES))).hexdigest()
-        == "23007f28cc257f55c6497e0760a3a65219cd4cff6b9c59a65ea4ccb37b7dd70f"
+        == "e506383dd6ff869b0ef08c5f4f54ba669ce1478c9dc5a36363ecc6b51ca716bf"
     )
 
 

@@ -194,7 +194,7 @@ def test_mistakes_are_one_sentence(federation: Federation) -> None:
         ((*common, "--roster", "nowhere", "--key", "server.key"), "nowhere"),
         ((*common, "--roster", "roster", "--key", "nobody.key"), "atoll key new"),
         ((*common, "--roster", "roster"), "--key"),
-        ((*common, "--roster", "roster", "--key", "server.key", "--set", "combine=secure_sum", "--set",
+        ((*common, "--roster", "roster", "--key", "server.key", "--set", "combine=encrypted_sum", "--set",
           "stages=[{use='clip',norm=1.0},{use='average'},{use='ring'}]"), "not there yet"),
         (("join", "127.0.0.1:1", "--server", federation.lines["server"], "--key", "a.key", "--policy", "no.toml"),
          "no.toml"),
@@ -209,24 +209,31 @@ def test_mistakes_are_one_sentence(federation: Federation) -> None:
 
 def test_a_party_counts_its_answers_itself(tmp_path: Path) -> None:
     """A server that says "round 1" for ever gets no more than the policy allows."""
-    from atoll.job import assemble
-    from atoll.join import answers_given, part_of, within_policy
+    from atoll.jobfile import dumps, to_table
+    from atoll.join import answers_given, within_policy
+    from atoll.party import assess
     from atoll.runtimes.network.audit import Audit
     from atoll.runtimes.network.policy import NotAllowed, Policy
-    from atoll.serve import remote
+    from atoll.seat import Seat
 
     stages = (atoll.Clip(1.0), atoll.Average(), atoll.Gaussian(4.0, "local"))
-    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), channel=atoll.Channel(stages), rounds=50)
-    made = assemble(job, remote(part_of({"use": "digits", "clients": 3, "party": 0}), [9] * 9))
-    one, two = (made.ledger.of().epsilon(n) for n in (1, 2))  # type: ignore[union-attr]
+    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), channel=atoll.Channel(stages), rounds=5)
+    recipe = {"use": "digits", "clients": 3, "party": 0}
+    assessed = assess(Seat(recipe, dumps(to_table(job, {"use": "digits", "clients": 9}, 0)), 0, 9, 10), "", "")
+    one, two = assessed.spent[:2]
+    assert 0 < one < two
     limited = Policy(most_epsilon_job=(one + two) / 2)
-    assert within_policy(limited, made, 1) == one
+    within_policy(limited, assessed, 1)
     with pytest.raises(NotAllowed, match="most_epsilon_job"):
-        within_policy(limited, made, 2)
+        within_policy(limited, assessed, 2)
     with pytest.raises(NotAllowed, match="most_rounds"):
-        within_policy(Policy(most_rounds=3), made, 4)
+        within_policy(Policy(most_rounds=3), assessed, 4)
+    within_policy(Policy(), assessed, 10)
+    with pytest.raises(NotAllowed, match="asked 11 times"):
+        within_policy(Policy(), assessed, 11)
     with Audit(tmp_path / "audit.jsonl") as audit:
         for question in (4, 5, 5, 9):
             audit.left(job="j", question=question, asked="contribute", size=1, digest="0" * 64)
+        audit.left(job="j", question=10, asked="judge.own", size=1, digest="0" * 64)
         audit.left(job="other", question=1, asked="contribute", size=1, digest="0" * 64)
     assert answers_given(tmp_path / "audit.jsonl", "j") == 3

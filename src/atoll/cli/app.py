@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.logs import Form
+
 app = typer.Typer(
     help="Federated learning: research it, decide on it, run it.",
     no_args_is_help=True,
@@ -17,6 +19,7 @@ app = typer.Typer(
 
 JobName = Annotated[str, typer.Argument(metavar="[JOB]", help="a job file (.toml) or the name of an example")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="override a key of the job, as in method.lr=0.05")]
+Log = Annotated[Form, typer.Option("--log", help="what is said on stderr: text, or JSON objects a line each")]
 
 
 def known(error: Exception) -> str | None:
@@ -33,7 +36,7 @@ def known(error: Exception) -> str | None:
     if hasattr(error, "format_message"):  # typer's own: some versions carry a copy of click
         return str(error.format_message())
     ours = (BadJob, BadData, DataMissing, Diverged, Mismatch, NoRun, PartyFailed, Refused, Unwritable)
-    network = ("NobodyThere", "NoCluster", "NotAllowed", "BadPolicy", "Unreachable", "Unreadable")
+    network = ("NobodyThere", "NoCluster", "NotAllowed", "BadPolicy", "Unreachable", "Unreadable", "Unwritable")
     if type(error).__name__ in network or "cannot listen on" in str(error):
         return str(error)
     if isinstance(error, ours):
@@ -138,13 +141,15 @@ def serve(
     parties: Annotated[int | None, typer.Option(min=1, help="begin with so many; default: all of the roster")] = None,
     patience: Annotated[float, typer.Option(help="seconds to wait for parties before giving up")] = 600.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no encryption; only on this machine")] = False,
+    health: Annotated[str | None, typer.Option(metavar="127.0.0.1:PORT", help="/health and /metrics there")] = None,
+    log: Log = Form.text,
     sets: Sets = None,
 ) -> None:
     """Serve a job to real parties over the network."""
     from atoll.cli.network import serve_job
 
     serve_job(job, list(sets or []), address=address, roster=roster, key=own, run=run, parties=parties,
-              patience=patience, insecure=insecure)  # fmt: skip
+              patience=patience, insecure=insecure, health=health, form=log)  # fmt: skip
 
 
 @app.command()
@@ -155,11 +160,12 @@ def join(
     own: Annotated[Path | None, typer.Option("--key", help="this party's key (atoll key)")] = None,
     folder: Annotated[Path, typer.Option(help="where this party keeps its audit log")] = Path("party"),
     insecure: Annotated[str | None, typer.Option(help="a name, instead of a key; only on this machine")] = None,
+    log: Log = Form.text,
 ) -> None:
     """Take part in a served job with this party's own data."""
     from atoll.cli.network import join_job
 
-    join_job(address, server=server, key=own, policy=policy, folder=folder, insecure=insecure)
+    join_job(address, server=server, key=own, policy=policy, folder=folder, insecure=insecure, form=log)
 
 
 @app.command()
@@ -168,15 +174,15 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Say how a served run is doing."""
-    from atoll.cli.network import status_of
+    from atoll.cli.status import status_of
 
     status_of(run, as_json)
 
 
 @app.command()
 def stop(run: Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a server")]) -> None:
-    """Ask a server to stop; serving the same job again goes on."""
-    from atoll.cli.network import stop_run
+    """Stop a server and wait for its end; serving the same job again goes on."""
+    from atoll.cli.status import stop_run
 
     stop_run(run)
 

@@ -1,14 +1,14 @@
-"""`atoll key`, `serve`, `join`, `status`, `stop`: a job between organisations, from the command line."""
+"""`atoll key`, `serve`, `join`: a job between organisations, from the command line."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from atoll.cli.logs import Form, log_note, speaking
 
 
 def new_key_file(name: str, folder: Path) -> None:
@@ -21,7 +21,7 @@ def new_key_file(name: str, folder: Path) -> None:
 
 def serve_job(
     job: str, overrides: list[str], *, address: str, roster: Path, key: Path | None, run: Path, parties: int | None,
-    patience: float, insecure: bool,
+    patience: float, insecure: bool, health: str | None, form: Form,
 ) -> None:  # fmt: skip
     """Serve a job file to the parties of a roster until it has ended."""
     from atoll.cli.run import Progress
@@ -29,98 +29,63 @@ def serve_job(
     from atoll.jobfile import load
     from atoll.runtimes.network.roster import RosterFile, key_text, load_key
     from atoll.runtimes.network.tls import Insecure, ServerSide
+    from atoll.runtimes.network.watch import last_said
     from atoll.serve import serve
 
-    said = load(job, overrides)
-    file = RosterFile(roster)
-    credentials: Any = Insecure("server") if insecure else ServerSide(_key(key, load_key), file)
-    progress = Progress(said.job.rounds)
-    _stop_kindly()
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "server.pid").write_text(str(os.getpid()))
-    try:
-        done = serve(
-            said.job, build(said.data, said.seed), said.seed, address=address, credentials=credentials,
-            roster=lambda: [(name, key_text(k)) for k, name in file.now().names.items()], folder=run,
-            parties=parties, patience=patience, sinks=(progress,),
-            ready=lambda at: _say(f"serving at {at}; waiting for parties (atoll join)"),
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        _say(f"stopped; nothing is lost. Go on by serving the same job with --run {run}")
-        raise
-    finally:
-        progress.close()
-        (run / "server.pid").unlink(missing_ok=True)
-    report = done.run.report(run / "report.html")
+    with speaking(form) as say:
+
+        def ready(at: str) -> None:
+            say("serving", f"serving at {at}; waiting for parties (atoll join)", address=at)
+            if health:
+                there = f"http://{last_said(run)['health']}"
+                say("health", f"for monitors: {there}/health and {there}/metrics", address=there)
+
+        said = load(job, overrides)
+        file = RosterFile(roster)
+        credentials: Any = Insecure("server") if insecure else ServerSide(_key(key, load_key), file)
+        progress = Progress(said.job.rounds)
+        _stop_kindly()
+        try:
+            done = serve(
+                said.job, build(said.data, said.seed), said.seed, address=address, credentials=credentials,
+                roster=lambda: [(name, key_text(k)) for k, name in file.now().names.items()], folder=run,
+                parties=parties, patience=patience, sinks=(progress if form is Form.text else log_note,),
+                health=health, ready=ready,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            progress.close()
+            say("stopped", f"stopped; nothing is lost. Go on by serving the same job with --run {run}")
+            raise
+        finally:
+            progress.close()
+        report = done.run.report(run / "report.html")
     sys.stdout.write(f"ended: {done.reason}\nrun    {run}\nmodel  {run / 'model.safetensors'}\nreport {report}\n")
 
 
-def join_job(address: str, *, server: str, key: Path | None, policy: Path, folder: Path, insecure: str | None) -> None:
+def join_job(
+    address: str, *, server: str, key: Path | None, policy: Path, folder: Path, insecure: str | None, form: Form
+) -> None:
     """Take part in a served job for as long as it lasts."""
     from atoll.join import join
     from atoll.runtimes.network.policy import Policy
     from atoll.runtimes.network.roster import load_key, peer_of
     from atoll.runtimes.network.tls import Insecure, PartySide
 
-    _stop_kindly()
-    limits = Policy.load(policy)
-    if insecure:
-        credentials: Any = Insecure(insecure)
-        name = insecure
-    else:
-        credentials = PartySide(_key(key, load_key), peer_of(server))
-        name = credentials.member.name
-    why = join(address, credentials, name, limits, folder, server=server, say=_say)
-    _say(f"ended: {why}")
-
-
-def status_of(run: Path, as_json: bool) -> None:
-    """Say how a served run is doing, from its journal."""
-    from atoll.journal import read
-
-    facts = read(run).facts
-    rounds = [f for f in facts if f["what"] == "round"]
-    there: dict[str, bool] = {}
-    for fact in facts:
-        if fact["what"] in ("joined", "left"):
-            there[fact["party"]] = fact["what"] == "joined"
-    end = next((f for f in reversed(facts) if f["what"] == "end"), None)
-    running = _pid(run) is not None
-    said: dict[str, Any] = {
-        "state": "finished" if end else "running" if running else "stopped",
-        "round": rounds[-1]["round"] if rounds else 0,
-        "rounds": read(run).job.get("rounds"),
-        "parties": there,
-        "rejected": [f for f in facts if f["what"] == "rejected"][-10:],
-        "reason": end["reason"] if end else "",
-    }
-    if as_json:
-        sys.stdout.write(json.dumps(said) + "\n")
-        return
-    sys.stdout.write(f"{said['state']}: round {said['round']} of {said['rounds']} {said['reason']}\n")
-    for party, here in there.items():
-        sys.stdout.write(f"  {party}: {'joined' if here else 'left'}\n")
-    for fact in said["rejected"]:
-        sys.stdout.write(f"  rejected: {fact['party']}: {fact['why']}\n")
-
-
-def stop_run(run: Path) -> None:
-    """Ask a server to stop; what it has done is kept."""
-    from atoll.catalogue import BadJob
-
-    pid = _pid(run)
-    if pid is None:
-        raise BadJob(f"{run}: no server is running there")
-    os.kill(pid, signal.SIGTERM)
-    sys.stdout.write(f"asked the server of {run} to stop\n")
-
-
-def _pid(run: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        pid = int((run / "server.pid").read_text())
-        os.kill(pid, 0)
-        return pid
-    return None
+    with speaking(form) as say:
+        _stop_kindly()
+        limits = Policy.load(policy)
+        if insecure:
+            credentials: Any = Insecure(insecure)
+            name = insecure
+        else:
+            credentials = PartySide(_key(key, load_key), peer_of(server))
+            name = credentials.member.name
+        try:
+            why = join(address, credentials, name, limits, folder, server=server, say=lambda text: say("told", text))
+        except KeyboardInterrupt:
+            say("stopped", "stopped; joining again with the same key and folder goes on")
+            raise
+        say("ended", f"ended: {why}", reason=why)
 
 
 def _key(path: Path | None, load: Any) -> Any:
@@ -135,14 +100,13 @@ def _key(path: Path | None, load: Any) -> Any:
 
 
 def _stop_kindly() -> None:
-    """Let a polite end be one: SIGTERM stops as Ctrl-C does."""
+    """Let a polite end be one: the first SIGTERM stops as Ctrl-C does, a second one ends the process at once."""
+    me = os.getpid()
 
     def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != me:  # a forked child has this handler too, and should just end
+            os.kill(os.getpid(), signal.SIGTERM)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

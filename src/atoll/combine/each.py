@@ -10,6 +10,8 @@ import numpy as np
 from atoll.core.effects import Cohort, ask
 from atoll.core.wire import Gather, Gathered, Mismatch, Question, Rule, Wire
 
+ONE_MACHINE = "nothing: this is a simulation in one machine"
+
 
 def plainly(wire: Wire) -> Mapping[str, str]:
     """Say who sees what when vectors go to the server as they are."""
@@ -18,7 +20,7 @@ def plainly(wire: Wire) -> Mapping[str, str]:
     return {
         "server": f"each party's vector{noisy}{bound}, one by one",
         "other parties": "the shared model only",
-        "network": "nothing: this is a simulation in one machine",
+        "network": ONE_MACHINE,
     }
 
 

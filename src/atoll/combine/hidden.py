@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.combine.each import ONE_MACHINE
 from atoll.core.effects import Cohort, Replies, ask
 from atoll.core.tree import Array, Tree, leaves
 from atoll.core.wire import Gather, Gathered, Mismatch, Question, Wire
@@ -40,7 +41,7 @@ def server_sees(wire: Wire, least: int, real: bool) -> dict[str, str]:
     return {
         "server": f"the {noisy}sum of at least {least} vectors, and who took part{simulated}",
         "other parties": "the shared model only",
-        "network": "nothing: this is a simulation in one machine",
+        "network": ONE_MACHINE,
     }
 
 

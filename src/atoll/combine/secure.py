@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from atoll.combine.hidden import LEAST, bits_of, check, fingerprint, gather_hidden, server_sees
-from atoll.core.effects import Cohort
-from atoll.core.tree import Array
-from atoll.core.wire import Gather, Mismatch, Question, Wire
+from atoll.combine.talk import TERMS, Dialogue, Sitting, Train, Unopened, closed, converse
+from atoll.core.effects import Cohort, Replies
+from atoll.core.tree import Array, Tree
+from atoll.core.wire import Gather, Gathered, Mismatch, Question, Wire
+from atoll.crypto.keys import refuse_if
+
+if TYPE_CHECKING:
+    from atoll.crypto.secagg import Client, Party
 
 
 @dataclass(frozen=True)
@@ -51,17 +57,62 @@ class SecureSum:
         """How many of n must answer."""
         return max(floor(self.threshold * n + 1e-9) + 1, self.least)
 
-    def bytes(self, wire: Wire) -> int:
-        from atoll.crypto.secagg import bytes_sent
-
-        n = self._graph(wire.cohort)[0] + 1 if self.sparse else wire.cohort
-        return round(bytes_sent(n, wire.size, bits_of(wire)))
-
     def __call__(self, wire: Wire) -> Gather:
         check(wire, "SecureSum()", self.least)
         if self.sparse:
             self._graph(wire.cohort)
         return gather_hidden(wire, self.needed, self._protocol(wire) if self.real else None)
+
+    def needs(self, wire: Wire, parties: int) -> dict[str, tuple[int, int]]:
+        """Say how many bytes each message of a party, and the one it answers, have at most, by the question."""
+        from atoll.crypto.secagg import STEPS, message_sizes
+
+        sizes = message_sizes(parties, wire.size, bits_of(wire))
+        # Of every other party a message of the server holds keys, a share or a signature.
+        return {f"secure.{step}": (up, TERMS + 256 * parties) for step, up in zip(STEPS, sizes, strict=True)}
+
+    def party(self, sitting: Sitting) -> Dialogue:
+        """Sit down to secure sums."""
+        from atoll.crypto import secagg
+        from atoll.crypto.graph import Sparse
+
+        sparse = Sparse() if self.sparse else None
+        rules = secagg.Policy(sitting.least, sitting.schema, sitting.size, sitting.width, sitting.rounds, sparse=sparse)
+        spent = secagg.Spent(sitting.folder)
+        return SecureParty(secagg.Party(sitting.me, sitting.identity, sitting.keys, rules, spent), sitting.floor)
+
+    def talk(self, wire: Wire, keys: Callable[[], Mapping[int, bytes]], schema: bytes) -> Gather:
+        """Ask real parties; `keys` are those they sign with. Every start of a server is a session of its own: a round
+        that was cut short is done again with new masks.
+        """
+        from atoll.crypto.secagg import STEPS, Abort, Plan, Server, encode
+
+        session = secrets.token_bytes(16)
+
+        async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
+            known = keys()
+            ids = [who for who in cohort.tolist() if who in known]
+            expected, t = min(enough or len(ids), len(ids)), int(question["t"])
+            least = max(self.needed(expected), wire.floor)
+            neighbours, threshold = self._graph(expected) if self.sparse and expected >= least else (0, least)
+            plan = Plan(
+                session, t, fingerprint(question), schema, threshold, neighbours,
+                8 * np.dtype(wire.dtype).itemsize, bits_of(wire), wire.size,
+            )  # fmt: skip
+            server = Server(plan, {who: known[who] for who in ids})
+            first = dict.fromkeys(ids, encode(plan))
+            try:
+                if expected < least:
+                    raise Unopened(f"{expected} parties are there, {least} are needed")
+                facts = await converse("secure", STEPS, server, first, question, enough, Abort)
+                done = server.finish()
+            except (Abort, Unopened) as reason:
+                return closed(wire, least, str(reason))
+            facts |= {"lost": lost} if (lost := len(cohort) - len(done.survivors)) else {}
+            total = around_zero(done.sum, plan.bits).astype(wire.dtype)
+            return Gathered(total, Replies(np.array(done.survivors, np.int64), facts=facts))
+
+        return gather
 
     def _graph(self, n: int) -> tuple[int, int]:
         """Neighbours and threshold after the published rule, for 5 % colluding parties and a third of dropouts."""
@@ -95,71 +146,34 @@ class SecureSum:
 
         return run
 
-
-@dataclass(frozen=True)
-class LightSum:
-    """Learn the sum through one coded mask a party (LightSecAgg, So et al. 2022): against a semi-honest server.
-
-    `privacy` is the fraction of the parties that may tell the server all they know, `target` the fraction that must
-    stay to the end. The server's work does not depend on how many drop out. Needs: a ring whose sums fit 30 bits.
-    """
-
-    privacy: float = 0.5
-    target: float = 0.7
-    real: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.privacy < self.target <= 1:
-            raise ValueError(f"LightSum(privacy={self.privacy}, target={self.target}): fractions, privacy below target")
-
-    def counts(self, n: int) -> tuple[int, int]:
-        """How many of n may collude, and how many must stay."""
-        privacy = max(floor(self.privacy * n + 1e-9), 1)
-        return privacy, max(floor(self.target * n + 1e-9), privacy + 2)
-
-    def seen(self, wire: Wire) -> Mapping[str, str]:
-        colluding, least = self.counts(wire.cohort)
-        return {
-            **server_sees(wire, least, self.real),
-            "against": f"a semi-honest server (it follows the protocol) and {colluding} parties that tell it all",
-            "assuming": "parties know each other's keys from elsewhere than the server; X25519, Ed25519, AES-256",
-            "not promised": "anything against a server that lies: use SecureSum() there",
-        }
-
     def bytes(self, wire: Wire) -> int:
-        from atoll.crypto.keys import KEY, NONCE, SIGNATURE, TAG
+        from atoll.crypto.secagg import bytes_sent
 
-        privacy, target = self.counts(wire.cohort)
-        share = 4 * -(-wire.size // (target - privacy))
-        return KEY + SIGNATURE + (wire.cohort - 1) * (share + NONCE + TAG) + 4 * wire.size + share
+        n = self._graph(wire.cohort)[0] + 1 if self.sparse else wire.cohort
+        return round(bytes_sent(n, wire.size, bits_of(wire)))
 
-    def __call__(self, wire: Wire) -> Gather:
-        check(wire, "LightSum()")
-        if self.counts(wire.cohort)[1] > wire.cohort:
-            raise Mismatch(f"LightSum() of {wire.cohort} parties needs {self.counts(wire.cohort)[1]}: select more")
-        if wire.span >= 2**30 - 1:
-            raise Mismatch(
-                "LightSum() adds in a field of 31 bits, which the sum does not fit: use Ring(bits=…) with fewer"
-            )
-        return gather_hidden(wire, lambda n: self.counts(n)[1], self._protocol if self.real else None)
 
-    def _protocol(self, rows: Array, sent: Cohort, asked: Cohort, question: Question) -> tuple[Array, dict[str, Any]]:
-        from atoll.crypto.light import rehearse
+class SecureParty:
+    """One real party of secure sums, round after round."""
 
-        ids = asked.tolist()
-        there = dict(zip(sent.tolist(), rows.astype(np.int64), strict=True))
-        blank = np.zeros(rows.shape[1], np.int64)
-        privacy, target = self.counts(len(ids))
-        total, _, facts = rehearse(
-            np.stack([there.get(i, blank) for i in ids]), ids=ids, privacy=privacy, target=target,
-            drop={i: "upload" for i in ids if i not in there}, model=fingerprint(question), round=int(question["t"]),
-        )  # fmt: skip
-        cost = {
-            "protocol_bytes": float(np.mean(list(facts.bytes.values()))),
-            "protocol_client": facts.client_seconds,
-            "protocol_server": facts.unmask_seconds,
-        }
-        return total, cost
+    def __init__(self, party: Party, floor: int) -> None:
+        self._party, self._floor = party, floor
+        self._client: Client | None = None
+        self._vector: Array = np.zeros(0)
+
+    def answer(self, step: str, body: Tree, train: Train) -> bytes:
+        from atoll.crypto.secagg import Abort, Client, Plan, answer, decode
+
+        message, model = np.asarray(body["message"]).tobytes(), b""
+        if step == "advertise":
+            question = {name: leaf for name, leaf in body.items() if name != "message"}
+            plan, floor = decode(Plan, message, len(self._party.roster)), self._floor
+            few = plan.neighbours == 0 and plan.t < floor
+            refuse_if(few, f"t={plan.t}: the noise of a party is a share of what {floor} add", Abort)
+            self._vector, self._client, model = train(question), Client(self._party), fingerprint(question)
+        if self._client is None:
+            raise Abort("this party was started again and has no keys of this round: it is back in the next")
+        return answer(self._client, step, message, model, self._vector)
 
 
 def around_zero(total: Array, bits: int) -> Array:

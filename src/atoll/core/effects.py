@@ -19,7 +19,8 @@ class Ask(NamedTuple):
     """Put one question to many parties.
 
     `enough` answers end the wait (the rest come too late), `within` seconds at most. The rows of the leaves named in
-    `fold` are added up as they come in, so that a sum never needs all of them in memory.
+    `fold` are added up as they come in, so that a sum never needs all of them in memory. `each` is a further body for
+    single parties. With `late`, answers to earlier asks that are at most so many rounds old count, too.
     """
 
     to: Cohort
@@ -28,6 +29,8 @@ class Ask(NamedTuple):
     enough: int | None = None
     within: float | None = None
     fold: tuple[str, ...] = ()
+    each: Mapping[int, Tree] = types.MappingProxyType({})
+    late: int | None = None
 
 
 class Keep(NamedTuple):
@@ -88,9 +91,11 @@ def ask(
     enough: int | None = None,
     within: float | None = None,
     fold: tuple[str, ...] = (),
+    each: Mapping[int, Tree] = types.MappingProxyType({}),
+    late: int | None = None,
 ) -> Generator[Ask, Replies, Replies]:
     """Ask parties a question and wait for the answers."""
-    return (yield Ask(to, what, body, enough, within, fold))
+    return (yield Ask(to, what, body, enough, within, fold, each, late))
 
 
 @types.coroutine

@@ -240,7 +240,7 @@ def _facts(plan: Plan, share: Tree, pick: Pick, replies: Replies) -> dict[str, A
         "asked": len(pick.cohort),
         "answered": len(replies),
         "bytes_up": plan.up * said.get("answered", len(replies)),
-        "bytes_down": down * len(pick.cohort),
+        "bytes_down": down * said.get("asked", len(pick.cohort)),
         **each,
         **short,
         **said,
@@ -266,6 +266,8 @@ async def _look(plan: Plan, state: State, history: History) -> History:
     for room in plan.rooms:
         who = np.arange(plan.parts if room == "test" else len(plan.sizes))
         replies = await ask(who, f"judge.{room}", {"share": share, "t": history.t})
+        if not len(replies):
+            continue
         metrics, spread = summarise(replies)
         seen |= {f"{room}.{name}": value for name, value in metrics.items()}
         spent = {name: replies.facts[name] for name in ("seconds", "compile", "died") if name in replies.facts}

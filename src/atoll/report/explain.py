@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.combine import Each, EncryptedSum, LightSum, SecureSum
+from atoll.combine import Buffered, Each, EncryptedSum, LightSum, SecureSum
+from atoll.combine.each import ONE_MACHINE
 from atoll.core.tree import leaves
 from atoll.data.federated import Federated
 from atoll.job import Assembled, Job, assemble
@@ -17,12 +18,13 @@ _MANY = 5_000  # parties; beyond, playing the selection takes too long to wait f
 _PLAYED = 300  # rounds of it
 
 
-def explain(job: Job, data: Federated, seed: int = 0) -> str:
-    """Say what a job on this data would do; raise Mismatch where it makes no sense."""
+def explain(job: Job, data: Federated, seed: int = 0, *, served: bool = False) -> str:
+    """Say what a job on this data would do, simulated or `served`; raise Mismatch where it makes no sense."""
     assembled = assemble(job, data, seed)
     parts = (_what, _cost, _pipeline, _seen, _privacy, _end)
     blocks = [part(assembled, data) for part in parts]
-    return "\n\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in blocks)
+    text = "\n\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in blocks)
+    return text.replace(ONE_MACHINE, "how many bytes, and when: mutual TLS hides the rest") if served else text
 
 
 def _first(part: Any) -> str:
@@ -35,7 +37,7 @@ def _what(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     lines = [
         f"{len(data):,} parties hold {int(sizes.sum()):,} samples: {int(sizes.min()):,} to {int(sizes.max()):,} each, "
         f"{sizes.mean():,.1f} on average",
-        f"{_named(a.job.select)}: about {a.wire.cohort:,} of them in a round, at most {a.job.rounds:,} rounds",
+        f"{_named(a.job.select)}: about {a.wire.cohort:,} of them {_at_once(a)}, at most {a.job.rounds:,} rounds",
         f"{type(method).__name__}: {_first(method)}",
     ]
     model = getattr(method, "model", None)
@@ -47,19 +49,26 @@ def _what(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     return f"job {a.job.name}", lines
 
 
+def _at_once(a: Assembled) -> str:
+    combine = a.job.channel.combine
+    return f"at work at a time, {combine.enough:,} answers a round" if isinstance(combine, Buffered) else "in a round"
+
+
 def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     method = a.plan.method
     share = method.share(method.init(a.plan.seed))
     down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
-    up, cohort, rounds = a.plan.up, a.wire.cohort, a.job.rounds
+    combine, up, rounds = a.job.channel.combine, a.plan.up, a.job.rounds
+    cohort = combine.enough if isinstance(combine, Buffered) else a.wire.cohort
     per_party = rounds * cohort / len(data)
+    bound = "about" if isinstance(combine, Buffered) else "at most"  # some are at work when it ends
     lines = [
         f"a party sends {in_bytes(up)} and receives {in_bytes(down)} in a round it takes part in",
         f"a round moves {in_bytes((up + down) * cohort)}, "
-        f"the whole job at most {in_bytes((up + down) * cohort * rounds)}",
+        f"the whole job {bound} {in_bytes((up + down) * cohort * rounds)}",
         f"a party takes part about {per_party:,.1f} times: {in_bytes((up + down) * per_party)}",
     ]
-    if isinstance(a.job.channel.combine, Each):
+    if isinstance(combine, Buffered | Each):
         need = cohort * a.wire.size * np.dtype(a.wire.dtype).itemsize
         lines.append(f"the server holds all {cohort:,} vectors of a round at once: {in_bytes(need)}")
     else:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from atoll.core.party import Handler
 from atoll.core.tree import Array, Tree
+from atoll.runtimes.child import quiet_main, settle
 from atoll.runtimes.shared import Block
 from atoll.runtimes.workers import Answer, Chunk, PartyFailed, Worker
 
@@ -29,6 +28,14 @@ TRIES = 3  # processes that may die over one chunk before the run gives up
 
 class CannotStart(RuntimeError):
     """No process can be given this work; the sentence says why."""
+
+
+class Unbuilt(Protocol):
+    """A worker that is made in the process that needs it."""
+
+    @property
+    def first(self) -> int: ...
+    def borrow(self) -> Worker: ...
 
 
 class _Hand(NamedTuple):
@@ -42,7 +49,7 @@ class _Hand(NamedTuple):
 class Pool:
     """Processes that answer chunks in parallel; `answers` yields them in the order of the chunks."""
 
-    def __init__(self, worker: Worker, size: int) -> None:
+    def __init__(self, worker: Worker | Unbuilt, size: int) -> None:
         self._worker = worker
         self._board = Block()  # what everybody is told
         self._lent: dict[int, tuple[Block, Any]] = {}  # samples, as spawned processes see them
@@ -63,13 +70,15 @@ class Pool:
         ours, theirs = multiprocessing.Pipe()
         slots = [Block() for _ in range(SLOTS)]
         paths = [slot.path for slot in slots]
-        core = self._cores[i % len(self._cores)]
+        # Parties of a network that share a machine do not all take its first core.
+        core = self._cores[(self._worker.first + i) % len(self._cores)]
         how = "fork" if _may_fork() else "spawn"
-        worker = self._worker if how == "fork" else _lend(self._worker, self._lent)
+        whole = isinstance(self._worker, Worker) and how == "spawn"
+        worker = _lend(self._worker, self._lent) if whole else self._worker  # type: ignore[arg-type]
         args = (theirs, worker, self._board.path, paths, core, os.getpid())
         context: Any = multiprocessing.get_context(how)
         process = context.Process(target=_serve, args=args, daemon=True, name=f"atoll-{i}")
-        with _quiet_main(how):
+        with quiet_main(how):
             process.start()
         theirs.close()
         return _Hand(process, ours, slots)
@@ -161,8 +170,8 @@ class Pool:
 # --- in the child -----------------------------------------------------------------------------------------------------
 
 
-def _serve(line: Connection, worker: Worker | _Lent, board: str, slots: list[str], core: int, parent: int) -> None:
-    _settle(core, parent)
+def _serve(line: Connection, worker: Worker | Unbuilt, board: str, slots: list[str], core: int, parent: int) -> None:
+    settle(core, parent)
     worker = worker if isinstance(worker, Worker) else worker.borrow()
     told, mine = Block(board), [Block(path) for path in slots]
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
@@ -188,28 +197,6 @@ def failure(worker: Worker, chunk: Chunk, error: Exception) -> str:
     )
 
 
-def _settle(core: int, parent: int) -> None:
-    """Become a good child: one core, one thread, gone when the parent is, deaf to Ctrl-C (the parent decides)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)
-        os.sched_setaffinity(0, {core})
-        _keep_memory()
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-
-
-def _keep_memory() -> None:
-    """Let freed memory be used again at once: to give it back and fetch it anew costs more than the work on it."""
-    tune = getattr(ctypes.CDLL(None), "mallopt", None)
-    if tune:  # glibc
-        tune(-3, 32 << 20)  # M_MMAP_THRESHOLD: vectors of models come from the heap
-        tune(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: and the heap stays
-
-
 # --- how a child gets its work ----------------------------------------------------------------------------------------
 
 
@@ -221,21 +208,6 @@ def _may_fork() -> bool:
     # PyTorch and gRPC have threads of their own, which no Python count shows.
     threads = {"torch", "grpc"} & set(sys.modules)
     return not (bridge is not None and getattr(bridge, "_backends", None)) and not threads
-
-
-@contextlib.contextmanager
-def _quiet_main(how: str) -> Iterator[None]:
-    """Keep a spawned child from running the user's script again: what it needs is importable or pickled."""
-    main = sys.modules["__main__"]
-    names = ["__file__", "__spec__"] if how == "spawn" else []
-    hidden: dict[str, Any] = {name: main.__dict__[name] for name in names if name in main.__dict__}
-    for name in hidden:
-        delattr(main, name)
-    main.__dict__.setdefault("__spec__", None)
-    try:
-        yield
-    finally:
-        main.__dict__.update(hidden)
 
 
 class _Lent(NamedTuple):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from atoll.core.effects import Ask, Cohort, Note, Replies
 from atoll.core.party import Handler, Samples
 from atoll.core.tree import Array, Tree
+from atoll.core.wire import Mismatch
 from atoll.runtimes.pool import CannotStart, Pool, failure
 from atoll.runtimes.workers import Answer, Chunk, PartyFailed, Worker
 
@@ -40,11 +41,20 @@ class Crew(Protocol):
     def close(self) -> None: ...
 
 
+class Pending(NamedTuple):
+    """An answer on its way: when, in simulated seconds, it comes, the round it was asked in, its leaves."""
+
+    finish: float
+    t: int
+    leaves: Mapping[str, Array]
+
+
 class Simulator:
     """Answers a program's questions for all parties.
 
     Chunks depend on the cohort only, and their sums are added in one order; so the result is the same bits for any
-    number of workers. `loop` asks one party at a time and names the one that fails.
+    number of workers. `loop` asks one party at a time and names the one that fails. Where late answers count (`late`),
+    a clock of simulated seconds says whose answer comes first; what is on its way is not kept.
     """
 
     def __init__(
@@ -72,6 +82,8 @@ class Simulator:
                 journal.note(Note("in process", {"why": str(reason)}))
         self._began = time.perf_counter() - elapsed
         self.memory: dict[int, Mapping[str, Array]] = {}
+        self._pending: dict[int, Pending] = {}
+        self._clock = 0.0  # simulated seconds
 
     @property
     def processes(self) -> list[int]:
@@ -82,11 +94,14 @@ class Simulator:
         self._journal.note(note)
 
     def keep(self, memory: Tree) -> None:
-        self._journal.keep({**memory, "parties": _pack(self.memory)} if self.memory else memory)
+        parties = {"parties": _pack(self.memory)} if self.memory else {}
+        clock = {"virtual": self._clock} if self._clock else {}
+        self._journal.keep({**memory, **parties, **clock})
 
     def restore(self, memory: Tree) -> None:
         """Give parties back what they remembered when this was kept."""
         self.memory = _unpack(memory.get("parties", {}))
+        self._clock = float(memory.get("virtual", 0.0))
 
     def close(self) -> None:
         if self._pool:
@@ -94,8 +109,43 @@ class Simulator:
 
     def ask(self, ask: Ask) -> Replies:
         began = time.perf_counter()
+        if ask.each:
+            raise Mismatch("a simulation puts one question to everybody: what is for single parties is for the network")
         t = int(ask.body["t"])
+        if ask.late is not None:
+            return self._ask_late(ask, t, ask.late, began)
         who, lost = self._answering(ask, t)
+        parties, each, sums, spent = self._work(ask, who, t)
+        return Replies(parties, each, sums, self._facts(began, spent, len(lost)))
+
+    def _ask_late(self, ask: Ask, t: int, late: int, began: float) -> Replies:
+        """Ask whoever is free, and hand over the earliest answers, to whichever question they are."""
+        if ask.fold:
+            raise Mismatch("answers of different rounds are weighed before they are added: ask without fold")
+        stale = [p for p, answer in self._pending.items() if t - answer.t > late]
+        for party in stale:
+            del self._pending[party]
+        asked = np.asarray(ask.to)[~np.isin(ask.to, list(self._pending))]
+        asked = np.sort(asked[: max(len(ask.to) - len(self._pending), 0)])
+        gone = self._world.lost(asked, t)
+        parties, each, _, spent = self._work(ask, asked[~gone], t)
+        for k, seconds in enumerate(self._world.latency(parties, t).tolist()):
+            leaves = {name: leaf[k].copy() for name, leaf in each.items()}
+            self._pending[int(parties[k])] = Pending(self._clock + seconds, t, leaves)
+        first = sorted(self._pending, key=lambda p: (self._pending[p].finish, p))[: ask.enough]
+        answers = {p: self._pending.pop(p) for p in sorted(first)}
+        self._clock = max((a.finish for a in answers.values()), default=self._clock)
+        names = next(iter(answers.values())).leaves if answers else ()
+        rows = {name: np.stack([a.leaves[name] for a in answers.values()]) for name in names}
+        rows["age"] = np.array([t - a.t for a in answers.values()], np.int64)
+        facts = self._facts(began, spent, int(gone.sum())) | {"asked": len(asked), "virtual": self._clock}
+        facts |= {"stale": len(stale)} if stale else {}
+        return Replies(np.array(list(answers), np.int64), rows, facts=facts)
+
+    def _work(
+        self, ask: Ask, who: Cohort, t: int
+    ) -> tuple[Cohort, dict[str, Array], dict[str, Array], dict[str, float]]:
+        """Let these parties answer; return them in order, their leaves, what was folded, and the seconds it took."""
         answers = []
         sums: dict[str, Array] = {}
         spent = {"work": 0.0, "compile": 0.0}
@@ -119,14 +169,17 @@ class Simulator:
         order = np.argsort(parties, kind="stable")
         names = answers[0][1] if answers else ()
         each = {name: np.concatenate([leaf[name] for _, leaf in answers])[order] for name in names}
-        seconds = time.perf_counter() - began
-        facts: dict[str, Any] = {"seconds": seconds, **spent, "elapsed": time.perf_counter() - self._began}
-        if len(lost):
-            facts["lost"] = len(lost)
+        return parties[order], each, sums, spent
+
+    def _facts(self, began: float, spent: Mapping[str, float], lost: int) -> dict[str, Any]:
+        now = time.perf_counter()
+        facts: dict[str, Any] = {"seconds": now - began, **spent, "elapsed": now - self._began}
+        if lost:
+            facts["lost"] = lost
         if self._pool and self._pool.died:
             facts["died"] = "; ".join(self._pool.died)
             self._pool.died.clear()
-        return Replies(parties[order], each, sums, facts)
+        return facts
 
     def _answering(self, ask: Ask, t: int) -> tuple[Cohort, Cohort]:
         """Tell who answers in time, and who was lost; judges on the server's own data are always there."""

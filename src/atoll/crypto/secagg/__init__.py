@@ -7,12 +7,12 @@ that it tells nothing by itself (add noise for that), or that nobody sees who to
 
 from atoll.crypto.keys import Identity
 from atoll.crypto.secagg.client import Client
-from atoll.crypto.secagg.messages import Plan, encode
+from atoll.crypto.secagg.messages import Plan, decode, encode, message_sizes
 from atoll.crypto.secagg.policy import STEPS, Abort, Party, Policy, Spent, SpentHere
-from atoll.crypto.secagg.rehearse import Facts, Rehearsed, bytes_sent, rehearse
+from atoll.crypto.secagg.rehearse import Facts, Rehearsed, answer, bytes_sent, rehearse
 from atoll.crypto.secagg.server import Server, Total
 
 __all__ = [
     "STEPS", "Abort", "Client", "Facts", "Identity", "Party", "Plan", "Policy", "Rehearsed", "Server", "Spent",
-    "SpentHere", "Total", "bytes_sent", "encode", "rehearse",
+    "SpentHere", "Total", "answer", "bytes_sent", "decode", "encode", "message_sizes", "rehearse",
 ]  # fmt: skip

@@ -115,6 +115,13 @@ def limit(kind: type[Message], parties: int, plan: Plan | None) -> int:
     return 512 + ROOM.get(kind, 0) * parties
 
 
+def message_sizes(parties: int, size: int, bits: int) -> tuple[int, ...]:
+    """Bytes that each of a party's five messages has at most."""
+    masked = 64 + packed_bytes(size, bits)
+    return (limit(Advert, parties, None), limit(Boxes, parties, None), masked, limit(Signed, parties, None),
+            limit(Opened, parties, None))  # fmt: skip
+
+
 def encode(message: Message) -> bytes:
     """A message as bytes."""
     return msgspec.msgpack.encode(message)

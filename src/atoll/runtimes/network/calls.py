@@ -40,7 +40,7 @@ class Limits:
     """All the sizes there are: no peer can make this process use more."""
 
     body: int = 1 << 30  # most bytes of a body
-    memory: int = 8 << 20  # bytes of a body kept in memory; what is longer goes to a file
+    memory: int = 1 << 20  # bytes of a body kept in memory; what is longer goes to a file
     threads: int = 256  # calls served at a time, of which three quarters may be waiting ones
     streams: int = 8  # calls at a time on one connection
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
@@ -29,8 +30,10 @@ from atoll.runtimes.network.message import (
 )  # fmt: skip
 from atoll.runtimes.network.parcel import Header, Question, header_of
 from atoll.runtimes.network.store import Store
-from atoll.runtimes.network.tables import Stranger
+from atoll.runtimes.network.tables import Answer, Stranger
 from atoll.runtimes.workers import Chunk, Worker
+
+AT_A_TIME = 8  # answers that are in memory to be looked at; others wait on disk
 
 
 class NobodyThere(RuntimeError):
@@ -50,9 +53,16 @@ class _Open:
 
     number: int
     what: str
-    asked: set[int]
-    question: Question
+    t: int
+    questions: Mapping[int, Question]  # by party
+    opened: float = field(default_factory=time.monotonic)
     done: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)  # of those
+    taken: set[int] = field(default_factory=set)  # answers that were handed over
+
+    @property
+    def missing(self) -> set[int]:
+        return self.questions.keys() - self.done
 
 
 class Hall:
@@ -71,6 +81,7 @@ class Hall:
         layouts: Mapping[str, Layout],
         *,
         data: Layout,
+        classes: int = 0,
         job: str,
         manifest: bytes,
         key_of: Callable[[str], str],
@@ -80,12 +91,16 @@ class Hall:
     ) -> None:
         self._run, self._store, self._journal, self._local = run, store, journal, local
         self._layouts, self._data, self._job, self._manifest = layouts, data, job, manifest
+        self._classes = classes
         self._key_of, self._times, self._deadline = key_of, times, deadline
         self._began = time.perf_counter() - elapsed
         self._turn = threading.Condition()
+        self._desk = threading.Semaphore(AT_A_TIME)
         self._seen: dict[int, float] = {}
         self._numbers: dict[str, int] = {}
-        self._open: _Open | None = None
+        self._open: dict[int, _Open] = {}
+        self._needed = 0  # parties that are waited for now
+        self._tally: Counter[str] = Counter()  # answers by verdict, bytes in and out
         self.over = ""  # why there will be no further question
 
     # --- parties' calls, from many threads ---
@@ -95,7 +110,7 @@ class Hall:
             said = read_envelope(Hello, hello)
         except Fault as fault:
             raise Refused(str(fault)) from None
-        if said.data != self._data:
+        if said.data != self._data and not said.edge:
             raise Refused(f"{name} holds other data than the job is about: its samples must be {_words(self._data)}")
         try:
             number = self._store.join(name, self._key_of(name), said.samples)
@@ -108,7 +123,9 @@ class Hall:
             self._turn.notify_all()
         if new:
             self._journal.note(Note("joined", {"party": name, "number": number, "samples": said.samples}))
-        return write_envelope(Welcome(self._run, number, self._job, self._manifest, dict(self._layouts)))
+        members = {member.name: member.number for member in self._store.members() if member.listed}
+        told = (self._job, self._manifest, dict(self._layouts), members, self._classes, self._data)
+        return write_envelope(Welcome(self._run, number, *told))
 
     def next_question(self, name: str, wait: float) -> Question | None:
         number = self._number(name)
@@ -118,20 +135,25 @@ class Hall:
                 self._here(number)
                 if self.over:
                     raise Refused(self.over)
-                now = self._open
-                if now and number in now.asked and number not in now.done:
-                    return now.question
+                for now in self._open.values():
+                    if number in now.missing:
+                        self._tally["bytes_out"] += now.questions[number].header.size
+                        return now.questions[number]
                 left = until - time.monotonic()
                 if left <= 0 or not self._turn.wait(left):
                     return None
 
     def answer(self, name: str, header: Header, body: IO[bytes]) -> bytes:
         number = self._number(name)
-        verdict, reason = self._judge(name, number, header, body)
+        with self._desk:
+            question, verdict, reason = self._judge(name, number, header, body)
         with self._turn:
             self._here(number)
-            if verdict in ("accepted", "rejected", "again") and self._open:
-                self._open.done.add(number)
+            self._tally.update({verdict: 1, "bytes_in": header.size})
+            if verdict in ("accepted", "rejected", "again") and question in self._open:
+                self._open[question].done.add(number)
+                if verdict == "rejected":
+                    self._open[question].refused.add(number)
             self._turn.notify_all()
         return write_envelope(Receipt(verdict in ("accepted", "again"), reason))
 
@@ -149,26 +171,39 @@ class Hall:
     def _here(self, number: int) -> None:
         self._seen[number] = time.monotonic()
 
-    def _judge(self, name: str, number: int, header: Header, body: IO[bytes]) -> tuple[str, str]:
+    def _judge(self, name: str, number: int, header: Header, body: IO[bytes]) -> tuple[int, str, str]:
         """Check an answer against what the job says it looks like; only what is right is ever kept."""
+        question = -1
         try:
             head = read_envelope(AnswerHead, header.envelope)
-            now = self._open
-            if head.run != self._run or now is None or head.number != now.number:
-                return "late", "the question was closed before this answer came"
+            with self._turn:
+                now = self._open.get(head.number)
+            if head.run != self._run or now is None or number not in now.questions:
+                return question, "late", "the question was closed before this answer came"
+            question = now.number
+            if head.declined:
+                self._store.reject(question, number, head.declined)
+                self._journal.note(Note("declined", {"party": name, "asked": now.what, "why": head.declined}))
+                return question, "rejected", ""
             layout = self._layouts[now.what]
             if header.size > layout.most_bytes:
                 raise Fault("size", f"{header.size} bytes: an answer to {now.what!r} has {layout.most_bytes}")
             data = body.read()
-            if not read_tree(data, layout.most_bytes, schema=layout)["finite"].all():
+            if not np.all(read_tree(data, layout.most_bytes, schema=layout).get("finite", True)):
                 raise Fault("not finite", "the party itself says that its numbers were not finite")
         except Fault as fault:
-            if self._open:
-                self._store.reject(self._open.number, number, str(fault))
+            question = self._asked_of(number) if question < 0 else question
+            self._store.reject(question, number, str(fault))
             self._journal.note(Note("rejected", {"party": name, "reason": fault.reason, "why": str(fault)}))
-            return "rejected", str(fault)
-        verdict = self._store.accept(head.number, number, header.sha256.hex(), data)
-        return verdict, "" if verdict in ("accepted", "again") else f"this answer counts no more: it is {verdict}"
+            return question, "rejected", str(fault)
+        verdict = self._store.accept(question, number, header.sha256.hex(), data)
+        why = "" if verdict in ("accepted", "again") else f"this answer counts no more: it is {verdict}"
+        return question, verdict, why
+
+    def _asked_of(self, number: int) -> int:
+        """What a party was asked whose answer does not even say what it answers."""
+        with self._turn:
+            return next((now.number for now in self._open.values() if number in now.missing), -1)
 
     # --- the program's effects, from one thread ---
 
@@ -196,51 +231,89 @@ class Hall:
                     "no round that was done is lost"
                 )
             with self._turn:
+                self._needed = parties
                 self._turn.wait(0.2)
+        self._needed = 0
 
     def ask(self, ask: Ask) -> Replies:
         began = time.perf_counter()
-        if self._local.handlers[ask.what].room == "test":
+        if ask.what in self._local.handlers and self._local.handlers[ask.what].room == "test":
             return self._ask_here(ask, began)
         within = self._deadline if ask.within is None else ask.within
-        who = {int(p) for p in ask.to}
-        t = int(ask.body["t"])
-        number = self._store.open_question(self._run, ask.what, t, who, within)
-        body = write_tree(ask.body)
-        header = header_of("question", f"{self._run}/{number}", body)
-        head = QuestionHead(self._run, number, ask.what, t, within, header.size, header.sha256)
-        question = Question(Header("question", header.id, header.size, header.sha256, write_envelope(head)), body)
+        asked = self._put(ask, within)
         with self._turn:
-            self._open = _Open(number, ask.what, who, question)
-            self._turn.notify_all()
-            self._wait(who, len(who) if ask.enough is None else ask.enough, within)
-            self._open = None
-        self._store.close_question(number)
-        replies = self._collect(number, ask, who, began)
-        self._store.forget(number)
+            self._wait(ask, asked, within)
+            ready = self._ready(ask)
+            # Where nothing may come late, or all has come, the question is over; else the rest comes with a later ask.
+            over = [now for now in self._open.values() if now.what == ask.what and self._ends(now, ask)]
+            for now in over:
+                del self._open[now.number]
+            stale = sum(len(now.missing) for now in over) if ask.late is not None else 0
+        for now in over:
+            self._store.close_question(now.number)
+        replies = self._collect(ask, ready, asked, began, stale)
+        for now in over:
+            self._store.forget(now.number)
         return replies
 
-    def _wait(self, who: set[int], enough: int, within: float) -> None:
+    def _put(self, ask: Ask, within: float) -> set[int]:
+        """Open the question; while answers may come late, parties that are still at work are asked nothing more."""
+        busy = {p for now in self._open.values() for p in now.questions if p not in now.taken}
+        free = [int(p) for p in ask.to if int(p) not in busy]
+        asked = free if ask.late is None else free[: max(len(ask.to) - len(busy), 0)]
+        if not asked:
+            return set()
+        t = int(ask.body["t"])
+        number = self._store.open_question(self._run, ask.what, t, asked, within)
+        common = None if ask.each else self._question(number, ask, ask.body, t, within)
+        questions = {p: common or self._question(number, ask, {**ask.body, **ask.each[p]}, t, within) for p in asked}
+        with self._turn:
+            self._open[number] = _Open(number, ask.what, t, questions)
+            self._turn.notify_all()
+        return set(asked)
+
+    def _question(self, number: int, ask: Ask, tree: Tree, t: int, within: float) -> Question:
+        body = write_tree(tree)
+        header = header_of("question", f"{self._run}/{number}", body)
+        head = QuestionHead(self._run, number, ask.what, t, within, header.size, header.sha256)
+        return Question(Header("question", header.id, header.size, header.sha256, write_envelope(head)), body)
+
+    def _wait(self, ask: Ask, asked: set[int], within: float) -> None:
         """Wait for enough answers, for everybody who still gives a sign of life, or for the deadline."""
         until = time.monotonic() + within
+        enough = len(asked) if ask.enough is None else ask.enough
         while True:
-            assert self._open
-            left = who - self._open.done
-            if len(self._open.done) >= enough or not any(self._alive(p) for p in left) or time.monotonic() > until:
+            missing = {p for now in self._open.values() for p in now.missing if now.what == ask.what}
+            here = sum(len(parties - self._open[number].refused) for (number, _), parties in self._ready(ask).items())
+            if here >= enough or not any(self._alive(p) for p in missing) or time.monotonic() > until:
                 return
             self._turn.wait(0.2)
 
-    def _collect(self, number: int, ask: Ask, who: set[int], began: float) -> Replies:
-        layout = self._layouts[ask.what]
-        parties: list[int] = []
+    def _ready(self, ask: Ask) -> dict[_Key, set[int]]:
+        """Who has answered, by the question; what is older than may be is not among it."""
+        oldest = int(ask.body["t"]) - (ask.late or 0)
+        same = [now for now in self._open.values() if now.what == ask.what and now.t >= oldest]
+        return {(now.number, now.t): now.done - now.taken for now in same}
+
+    def _ends(self, now: _Open, ask: Ask) -> bool:
+        now.taken |= now.done
+        return ask.late is None or not now.missing or now.t <= int(ask.body["t"]) - ask.late
+
+    def _collect(self, ask: Ask, ready: Mapping[_Key, set[int]], asked: set[int], began: float, stale: int) -> Replies:
+        layout, t = self._layouts[ask.what], int(ask.body["t"])
+        found: list[tuple[int, int, Answer]] = []
+        refused = 0
+        for (number, then), parties in ready.items():
+            for answer in self._store.answers(number):
+                if answer.party in parties:
+                    refused += answer.verdict == "rejected"
+                    found += [(answer.party, t - then, answer)] if answer.file else []
+        found.sort(key=lambda entry: entry[:2])
         sums: dict[str, Array] = {}
         each: dict[str, list[Array]] = {}
-        refused = {a.party: a.reason for a in self._store.answers(number) if a.verdict == "rejected"}
-        for answer in self._store.answers(number):
-            if answer.verdict != "accepted" or answer.file is None:
-                continue
+        for _, age, answer in found:
+            assert answer.file
             tree = read_tree(answer.file.read_bytes(), layout.most_bytes, schema=layout)
-            parties.append(answer.party)
             for name, leaf in tree.items():
                 row = np.asarray(leaf)
                 if name not in ask.fold:
@@ -249,11 +322,17 @@ class Hall:
                     sums[name] += row[0]
                 else:
                     sums[name] = row[0].copy()
+            if ask.late is not None:
+                each.setdefault("age", []).append(np.array([age]))
         seconds = time.perf_counter() - began
         facts: dict[str, Any] = {"seconds": seconds, "elapsed": time.perf_counter() - self._began}
-        lost = len(who) - len(parties) - len(refused)
-        facts |= ({"lost": lost} if lost else {}) | ({"rejected": len(refused)} if refused else {})
-        return Replies(np.array(parties, np.int64), {n: np.concatenate(v) for n, v in each.items()}, sums, facts)
+        lost = len(asked) - len(found) - refused if ask.late is None else 0
+        counts = {"lost": lost, "rejected": refused, "stale": stale}
+        facts |= {name: count for name, count in counts.items() if count}
+        facts |= {} if ask.late is None else {"asked": len(asked)}
+        short = {path for path, leaf in layout.leaves.items() if leaf.upto}
+        rows = {name: _rows(parts) if name in short else np.concatenate(parts) for name, parts in each.items()}
+        return Replies(np.array([party for party, _, _ in found], np.int64), rows, sums, facts)
 
     def _ask_here(self, ask: Ask, began: float) -> Replies:
         """Judge on the server's own test data."""
@@ -263,11 +342,42 @@ class Hall:
         facts = {"seconds": seconds, **answer.seconds, "elapsed": time.perf_counter() - self._began}
         return Replies(np.asarray(ask.to), answer.each, answer.sums, facts)
 
+    def snapshot(self) -> dict[str, Any]:
+        """Say how it stands at this moment, for people and monitors: names and counts, nothing that was sent."""
+        with self._turn:
+            now, names = time.monotonic(), {number: name for name, number in self._numbers.items()}
+            parties = {
+                name: {"connected": self._alive(n), "silent": now - self._seen[n] if n in self._seen else None}
+                for n, name in sorted(names.items())
+            }
+            questions = [
+                {
+                    "what": one.what, "round": one.t + 1, "seconds": now - one.opened, "asked": len(one.questions),
+                    "late": [names.get(n, f"party {n}") for n in sorted(one.missing)],
+                }
+                for one in self._open.values()
+            ]  # fmt: skip
+            tally = dict(self._tally)
+            sizes = {way: tally.pop(way, 0) for way in ("bytes_in", "bytes_out")}
+            return {"over": self.over, "needed": self._needed, "parties": parties, "questions": questions,
+                    "answers": tally, **sizes}  # fmt: skip
+
     def end(self, why: str) -> None:
         """Tell everybody who still asks that it is over."""
         with self._turn:
             self.over = why
             self._turn.notify_all()
+
+
+_Key = tuple[int, int]  # of a question: its number, its round
+
+
+def _rows(parts: list[Array]) -> Array:
+    """Rows of different lengths: an array of arrays."""
+    rows = np.empty(len(parts), object)
+    for k, part in enumerate(parts):
+        rows[k] = part
+    return rows
 
 
 def _words(layout: Layout) -> str:

@@ -65,13 +65,14 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array, by its exact type and shape; without a shape a plain bool, int, float, str or none."""
+    """One array, by its exact type and shape (`upto`: the row may be shorter); without a shape a plain value."""
 
     dtype: Annotated[str, Meta(max_length=16)]
     shape: _Axes | None = None
     finite: bool = True
     range: Range | None = None
     weight: Range | None = None  # of the last number along the last axis, which is a weight
+    upto: bool = False
 
     def __post_init__(self) -> None:
         known = _PLAIN.values() if self.shape is None else _CODES
@@ -97,7 +98,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of a tree laid out so; with plain values at most, without them exactly."""
+        """Bytes of a tree laid out so: at most, and exactly where nothing is plain or may be shorter."""
         shapes = {k: (np.dtype(leaf.dtype), leaf.shape) for k, leaf in self.leaves.items() if leaf.shape is not None}
         plain = {_REST: (np.dtype(np.uint8), (_HEADER,))} if len(shapes) < len(self.leaves) else {}
         head, _, size = _arranged({**shapes, **plain})
@@ -129,6 +130,11 @@ def answer_layout(wire: Wire) -> Layout:
     return Layout({"finite": Leaf("bool", (1,)), "vector": vector})
 
 
+def message_layout(most: int) -> Layout:
+    """What one message of a protocol looks like: bytes, at most so many."""
+    return Layout({"message": Leaf("uint8", (most,), upto=True)})
+
+
 def _check_plain(path: str, value: Any, leaf: Leaf) -> None:
     kind = _PLAIN.get(type(value), "array")
     refuse_if(kind != leaf.dtype, "dtype", f"leaf {path!r} is of type {kind}, not {leaf.dtype}")
@@ -140,7 +146,10 @@ def _check_plain(path: str, value: Any, leaf: Leaf) -> None:
 
 def _check_array(path: str, array: Array, leaf: Leaf) -> None:
     refuse_if(array.dtype.name != leaf.dtype, "dtype", f"leaf {path!r} is of {array.dtype}, not {leaf.dtype}")
-    refuse_if(array.shape != leaf.shape, "shape", f"leaf {path!r} has shape {array.shape}, not {leaf.shape}")
+    shorter = leaf.upto and array.ndim == len(leaf.shape or ()) == 1 and array.shape <= (leaf.shape or ())
+    refuse_if(
+        array.shape != leaf.shape and not shorter, "shape", f"leaf {path!r} has shape {array.shape}, not {leaf.shape}"
+    )
     if leaf.weight is not None:
         last = array[..., -1]
         some, held = last.flat[:3].tolist(), leaf.weight.holds(last)
@@ -319,22 +328,30 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class Hello(Envelope, frozen=True, tag="hello"):
-    """A party comes: what it calls itself (the server goes by its key), how many samples it has and what one is."""
+    """A party comes: what it calls itself (the server goes by its key), how many samples it has and what one is; or an
+    edge, which has none of its own but parties behind it.
+    """
 
     name: _Word
     samples: _Count
     data: Layout
+    edge: bool = False
     version: int = PROTOCOL
 
 
 class Welcome(Envelope, frozen=True, tag="welcome"):
-    """It may take part: in this run, under this number; the job, its manifest's hash, and what answers look like."""
+    """It may take part: in this run, under this number; the job, its manifest's hash, what answers look like, and who
+    else may (a name is worth the key that the party itself knows it by).
+    """
 
     run: _Word
     number: _Count
     job: Annotated[str, Meta(max_length=2**20)]
     manifest: _Digest
     answers: Annotated[dict[_Word, Layout], Meta(max_length=64)]
+    members: Annotated[dict[_Word, _Count], Meta(max_length=2**16)] = {}
+    classes: _Count = 0  # 0: the labels are numbers
+    data: Layout = Layout({})  # what one sample is
     version: int = PROTOCOL
 
 
@@ -351,13 +368,14 @@ class QuestionHead(Envelope, frozen=True, tag="question"):
 
 
 class AnswerHead(Envelope, frozen=True, tag="answer"):
-    """Which question is answered, what body follows and how many seconds the work took."""
+    """Which question is answered, what body follows, how many seconds the work took; or why there is no answer."""
 
     run: _Word
     number: _Count
     size: _Count
     sha256: _Digest
     seconds: _Seconds
+    declined: Annotated[str, Meta(max_length=500)] = ""
 
 
 class Receipt(Envelope, frozen=True, tag="receipt"):
@@ -375,7 +393,7 @@ class _Stamp(msgspec.Struct):
 
 
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
-MOST_BYTES = {Hello: 2**16, Welcome: 2**22, QuestionHead: 2**10, AnswerHead: 2**10, Receipt: 2**13}
+MOST_BYTES = {Hello: 2**16, Welcome: 2**22, QuestionHead: 2**10, AnswerHead: 2**12, Receipt: 2**13}
 _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in MOST_BYTES}
 _stamp = msgspec.msgpack.Decoder(_Stamp)
 

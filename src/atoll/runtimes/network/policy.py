@@ -43,6 +43,7 @@ class Manifest:
     real: bool  # the sum is hidden by its protocol, not only simulated
     noise: tuple[Event, ...] = ()
     epsilon: float | None = None  # of one party over the whole job; None: nothing is promised
+    length: float | None = None  # no vector of this party is longer; None: nothing is promised
     up: int = 0  # bytes a round
     down: int = 0
     metrics: tuple[str, ...] = ()  # what is evaluated on the party's data and told
@@ -83,6 +84,12 @@ class Manifest:
         return "local" in kinds or (self.hidden and "distributed" in kinds)
 
     @property
+    def multiplier(self) -> float:
+        """How much of such noise there is, over the bound of one vector."""
+        kinds = ("local", "distributed") if self.hidden else ("local",)
+        return max((event.multiplier for event in self.noise if event.where in kinds), default=0.0)
+
+    @property
     def plain(self) -> bool:
         """Whether the server could read this party's vector as it is."""
         return not self.hidden and not any(e.where == "local" and e.multiplier > 0 for e in self.noise)
@@ -98,27 +105,30 @@ class Policy:
     allow_plain: bool = False
     require: tuple[str, ...] = ()  # "secure_sum": one that a lying server cannot open; "noise": by the parties
     least_cohort: int = 3  # in a sum that hides vectors
+    least_noise: float | None = None  # of the parties' own, over the bound of one vector
+    most_length: float | None = None  # this party shortens every vector to it, whatever the job says
+    allow_metrics: bool = False  # the server may learn how well a model does on this party's own test data
+    roster: str | None = None  # the file of the others' keys, from elsewhere than the server; secure sums need it
     most_epsilon_job: float | None = None
     most_epsilon_month: float | None = None
     most_bytes: int | None = None  # of a job, both ways
     most_rounds: int | None = None
+    most_parameters: int = 100_000_000
     hours: str | None = None  # "22:00-06:00", of the clock on the wall
     data: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a recipe, as in a job file
     name: str = "the policy"  # where it was read from
 
     def __post_init__(self) -> None:
-        for key in ("most_epsilon_job", "most_epsilon_month"):
-            value = getattr(self, key)
-            if value is not None and not (_number(value) and 0 < value < inf):
-                raise BadPolicy(f"{key}={value!r}: a limit is a finite number above 0; leave it out for none")
-        for key in ("most_bytes", "most_rounds"):
-            value = getattr(self, key)
-            if value is not None and not (_whole(value) and value > 0):
-                raise BadPolicy(f"{key}={value!r}: a limit is a whole number above 0; leave it out for none")
+        numbers = dict.fromkeys(("most_epsilon_job", "most_epsilon_month", "least_noise", "most_length"), "finite")
+        for key, kind in {**numbers, "most_bytes": "whole", "most_rounds": "whole", "most_parameters": "whole"}.items():
+            value, right = getattr(self, key), _whole if kind == "whole" else _number
+            if value is not None and not (right(value) and 0 < value < inf):
+                raise BadPolicy(f"{key}={value!r}: a limit is a {kind} number above 0; leave it out for none")
         if not _whole(self.least_cohort) or self.least_cohort < 3:
             raise BadPolicy(f"least_cohort={self.least_cohort!r}: a whole number from 3, below which sums hide nobody")
-        if not isinstance(self.allow_plain, bool):
-            raise BadPolicy(f"allow_plain={self.allow_plain!r}: true or false")
+        for key in ("allow_plain", "allow_metrics"):
+            if not isinstance(getattr(self, key), bool):
+                raise BadPolicy(f"{key}={getattr(self, key)!r}: true or false")
         for wish in self.require:
             if wish not in REQUIRE:
                 raise BadPolicy(f"require={wish!r}: there is no such protection; {_nearest(wish, REQUIRE)}")
@@ -163,6 +173,12 @@ class Policy:
         if "noise" in self.require and not job.own_noise:
             fact = "this job has no noise that the parties add themselves"
             yield self._says("require", fact, 'ask for "local" noise, or "distributed" under a secure_sum')
+        if self.least_noise is not None and job.multiplier < self.least_noise:
+            fact = f"the noise of the parties themselves is {job.multiplier:g} times the bound of a vector"
+            yield self._says("least_noise", f"{fact}, and {self.least_noise:g} must be", "ask for more")
+        if job.metrics and not self.allow_metrics:
+            fact = f"the job asks how well its models do on this party's own test data ({', '.join(job.metrics)})"
+            yield self._says("allow_metrics", fact, "say allow_metrics = true, or ask for a job without own test data")
         if job.hidden and job.cohort < self.least_cohort:
             fact = f"{job.cohort} parties are in a sum, and {self.least_cohort} must be"
             yield self._says("least_cohort", fact, "ask for a larger cohort")
@@ -181,6 +197,9 @@ class Policy:
             yield self._says("most_epsilon_month", fact, f"wait for the next month, or {remedy}")
 
     def _limits(self, job: Manifest, now: datetime) -> Iterator[str]:
+        if job.parameters > self.most_parameters:
+            fact = f"the model has {job.parameters:,} parameters, and {self.most_parameters:,} is the limit"
+            yield self._says("most_parameters", fact, "ask for a smaller model")
         if self.most_bytes is not None and job.bytes > self.most_bytes:
             fact = f"the job moves up to {job.bytes:,} bytes, and {self.most_bytes:,} is the limit"
             yield self._says("most_bytes", fact, "ask for fewer rounds or a smaller model")
@@ -232,8 +251,9 @@ def _value(key: str, value: Any) -> Any:
         if not isinstance(wishes, list) or not all(isinstance(v, str) for v in wishes):
             raise BadPolicy(f"require={value!r}: {' or '.join(REQUIRE)}, or a list of both")
         return tuple(v for v in wishes if v != "nothing")
-    if key == "hours" and not isinstance(value, str):
-        raise BadPolicy(f'hours={value!r}: a text, as in "22:00-06:00"')
+    example = {"hours": "22:00-06:00", "roster": "roster"}.get(key)
+    if example and not isinstance(value, str):
+        raise BadPolicy(f'{key}={value!r}: a text, as in "{example}"')
     if key == "data" and not isinstance(value, dict):
         raise BadPolicy(f'data={value!r}: a table, as in data = {{ use = "csv" }}')
     return value

@@ -143,8 +143,8 @@ class Store:
 
     # ---- members
 
-    def enrol(self, roster: Sequence[tuple[str, str]]) -> None:
-        """Take over the roster's (name, key) lines: new names get the next numbers in its order.
+    def enrol(self, roster: Sequence[tuple[str, str]], first: int = 0) -> None:
+        """Take over the roster's (name, key) lines: new names get the next numbers, from `first` on, in its order.
 
         Who is known keeps the number, also with a new key; whose line is gone is refused until it is back.
         """
@@ -153,7 +153,7 @@ class Store:
                 raise ValueError(f"{value} is in the roster {times} times: a name and a key stand in one line only")
         with self._write() as db:
             db.execute("UPDATE members SET listed = 0")
-            (last,) = db.execute("SELECT ifnull(max(party), -1) FROM members").fetchone()
+            (last,) = db.execute("SELECT ifnull(max(party), ?) FROM members", (first - 1,)).fetchone()
             for name, key in roster:
                 done = db.execute("UPDATE members SET key = ?, listed = 1 WHERE name = ?", (key, name))
                 if not done.rowcount:

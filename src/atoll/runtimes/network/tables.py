@@ -16,7 +16,7 @@ MOVES: dict[State, tuple[State, ...]] = {
     "resumable": ("running", "stopped", "failed"),  # what a crash makes of running
     "finished": (),
     "stopped": (),
-    "failed": (),
+    "failed": ("running",),  # by serving it again
 }
 
 LAYOUT = f"""

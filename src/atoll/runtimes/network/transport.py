@@ -328,7 +328,8 @@ class PartyTransport:
             return Refused(said)
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(f"the server at {self._address} does not speak {SERVICE}: upgrade the older of the two")
+        # A server that is killed in the middle of a handshake looks like one that refuses: that one does so again.
         trouble = self._credentials.trouble(self._address) if code == grpc.StatusCode.UNAVAILABLE else None
-        if trouble:
+        if trouble and self._credentials.trouble(self._address) == trouble:
             return Refused(trouble)
         return Unreachable(f"the server at {self._address} does not answer ({code.name.lower()}: {said[:SENTENCE]})")

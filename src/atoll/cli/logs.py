@@ -1,0 +1,99 @@
+"""What a verb that lasts says as it goes: lines for people, or one JSON object a line for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # help is instant without NumPy
+    from atoll.core.effects import Note
+
+LONGEST = 4000  # characters of a text that is logged
+Say = Callable[..., None]  # say(event, text, **facts): the text is for people, the rest for machines
+log = logging.getLogger("atoll.cli")
+
+
+class Form(StrEnum):
+    """How to say it."""
+
+    text = "text"
+    json = "json"
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time, level, event, then the facts. Facts are single words and numbers, never arrays."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": getattr(record, "event", record.name),
+        }
+        text = record.getMessage()
+        said |= {"text": text[:LONGEST]} if text else {}
+        said |= {name: value for name, value in single(getattr(record, "facts", {})).items() if name not in said}
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)[-LONGEST:]
+        return json.dumps(said)
+
+
+def single(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what is one word or one number; a list of numbers might be of a vector, and belongs in no log."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        one = value.item() if getattr(value, "ndim", None) == 0 else value  # a number of NumPy's
+        if isinstance(one, float) and not math.isfinite(one):
+            found[name] = str(one)
+        elif isinstance(one, str):
+            found[name] = one[:LONGEST]
+        elif one is None or isinstance(one, bool | int | float):
+            found[name] = one
+    return found
+
+
+def log_note(note: Note) -> None:
+    """Log what the journal is told: a sink."""
+    facts = dict(note.facts)
+    if isinstance(facts.get("job"), Mapping):
+        facts["job"] = facts["job"].get("name")
+    level = logging.WARNING if note.what in ("rejected", "declined") else logging.INFO
+    log.log(level, "", extra={"event": note.what, "facts": facts})
+
+
+@contextmanager
+def speaking(form: Form) -> Iterator[Say]:
+    """Give the function to say things with. As JSON, what goes wrong is also a line of it, and so are warnings."""
+    if form is Form.text:
+        yield _say_text
+        return
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines on stderr are no JSON; what fails is raised anyway
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("atoll").setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    try:
+        yield _say_json
+    except Exception as error:
+        from atoll.cli.app import known
+
+        sentence = known(error)
+        log.error(sentence or str(error), exc_info=None if sentence else error, extra={"event": "failed"})
+        raise SystemExit(2 if sentence else 1) from None
+
+
+def _say_text(event: str, text: str, **facts: Any) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _say_json(event: str, text: str, **facts: Any) -> None:
+    log.info(text, extra={"event": event, "facts": facts})

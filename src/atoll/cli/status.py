@@ -1,0 +1,150 @@
+"""`atoll status` and `atoll stop`: how a served run is doing, while its server runs and after; and ending it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+LAST = 10  # rounds that say how long the next will take
+STOP = 60.0  # seconds that a server may take to end; a call may be on its way for a while
+
+
+def status_of(run: Path, as_json: bool) -> None:
+    """Say how a served run is doing."""
+    said = status(run)
+    sys.stdout.write(json.dumps(said) + "\n" if as_json else "".join(f"{line}\n" for line in in_words(said)))
+
+
+def stop_run(run: Path) -> None:
+    """End a server and wait until it has ended; what it has done is kept."""
+    from atoll.catalogue import BadJob
+    from atoll.runtimes.network.watch import server_of
+
+    pid = server_of(run)
+    if pid is None:
+        raise BadJob(f"{run}: no server is running there")
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except PermissionError:
+        raise BadJob(f"the server of {run} (process {pid}) is another user's: stop it as that user") from None
+    until = time.monotonic() + STOP
+    while server_of(run) == pid:
+        if time.monotonic() > until:
+            raise BadJob(
+                f"the server of {run} (process {pid}) was asked to stop and still runs after {STOP:g} s: wait, or "
+                f"end it with kill -9 {pid}; no round that was done is lost"
+            )
+        time.sleep(0.05)
+    sys.stdout.write(f"stopped; nothing is lost. Go on by serving the same job with --run {run}\n")
+
+
+def status(run: Path) -> dict[str, Any]:
+    """Put together what the journal has, what the server said last, and whether it is running."""
+    from atoll.journal import read
+    from atoll.runtimes.network.watch import last_said, server_of
+
+    record = read(run)
+    facts, said = record.facts, last_said(run)
+    live = server_of(run) is not None
+    rounds = [fact for fact in facts if fact["what"] == "round"]
+    done, planned = rounds[-1]["round"] if rounds else 0, record.job.get("rounds")
+    state, reason = _state(run, facts, said, live)
+    if live and state == "running":
+        done = said["round"]  # of the same moment as the questions
+    pace = _pace(facts)
+    return {
+        "state": state,
+        "reason": reason,
+        "round": done,
+        "rounds": planned,
+        "seconds_left": round((planned - done) * pace, 1) if state == "running" and planned and pace else None,
+        "epsilon": next((f["epsilon"] for f in reversed(rounds) if "epsilon" in f), None),
+        "needed": said.get("needed", 0) if live else 0,
+        "parties": _parties(facts, said, live),
+        "questions": said.get("questions", []) if live else [],
+        "rejected": _rejected(facts),
+    }
+
+
+def _state(run: Path, facts: list[dict[str, Any]], said: Mapping[str, Any], live: bool) -> tuple[str, str]:
+    again = f"serve the same job with --run {run} to go on"
+    if live:
+        return said.get("state", "running"), ""
+    ended = next((str(f["reason"]) for f in reversed(facts) if f["what"] == "end"), None)
+    if said.get("state") == "failed":
+        return "failed", str(said.get("reason", ""))
+    if ended is not None:
+        return "finished", ended
+    if said.get("state") == "stopped":
+        return "stopped", f"by hand; {again}"
+    return "stopped", f"not running; {again}"
+
+
+def _pace(facts: list[dict[str, Any]]) -> float | None:
+    """Seconds of a round: the median of the last ones. A fact's time counts from the start of its server."""
+    took, before = [], 0.0
+    for fact in facts:
+        if fact["what"] == "round":
+            took.append(fact["time"] - before)
+        if fact["what"] in ("start", "resume", "round"):
+            before = fact["time"]
+    return statistics.median(took[-LAST:]) if took else None
+
+
+def _parties(facts: list[dict[str, Any]], said: Mapping[str, Any], live: bool) -> dict[str, dict[str, Any]]:
+    """Who was ever there: connected now or not, and how many seconds ago it was last heard of."""
+    found: dict[str, dict[str, Any]] = {
+        fact["party"]: {"connected": False, "seen": None} for fact in facts if fact["what"] == "joined"
+    }
+    old = 0.0
+    if "time" in said:
+        old = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(said["time"])).total_seconds())
+    for name, party in said.get("parties", {}).items():
+        seen = None if party["silent"] is None else round(party["silent"] + old, 1)
+        found[name] = {"connected": live and party["connected"], "seen": seen}
+    return found
+
+
+def _rejected(facts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for fact in facts:
+        if fact["what"] == "rejected":
+            count = found.get(fact["party"], {}).get("count", 0) + 1
+            found[fact["party"]] = {"count": count, "last": fact["why"]}
+    return found
+
+
+def in_words(said: Mapping[str, Any]) -> Iterator[str]:
+    """Say a status in lines for people."""
+    connected = sum(party["connected"] for party in said["parties"].values())
+    left = "" if said["seconds_left"] is None else f", about {lasts(said['seconds_left'])} to go"
+    there = f" for parties ({connected} of {said['needed']} are there)" if said["needed"] else ""
+    why = f"; {said['reason']}" if said["reason"] else ""
+    yield f"{said['state']}{there}: {said['round']} of {said['rounds']} rounds done{left}{why}"
+    for question in said["questions"]:
+        late = ", ".join(question["late"]) or "nobody"
+        since = f"{question['asked']} parties asked {lasts(question['seconds'])} ago"
+        yield f"  round {question['round']}: {since}, no answer yet from {late}"
+    for name, party in said["parties"].items():
+        seen = "left" if party["seen"] is None else f"last seen {lasts(party['seen'])} ago"
+        yield f"  {name}: {'connected' if party['connected'] else seen}"
+    for name, bad in said["rejected"].items():
+        yield f"  rejected: {bad['count']} of {name}, the last: {bad['last']}"
+    if said["epsilon"] is not None:
+        yield f"  ε {said['epsilon']:.3g} so far"
+
+
+def lasts(seconds: float) -> str:
+    """A length of time as people say it."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}s"
+    return f"{seconds:.0f} seconds" if seconds >= 10 else f"{seconds:.1f} seconds"

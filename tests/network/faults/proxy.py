@@ -1,0 +1,123 @@
+"""A bad line between parties and a server: it delays, resets, stalls, is cut. What it passes on it does not change."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+import threading
+from collections import Counter
+from typing import Any
+
+CHUNK = 1 << 16
+
+
+class Proxy:
+    """Listens on loopback and hands connections on. `reset` and `stall` are chances of each piece of data that comes.
+
+    A stalled connection swallows what comes later in both directions and stays open: neither end is told. While the
+    line is `cut`, pieces wait, as they do where packets are sent again until the network is back.
+    """
+
+    def __init__(self, to: str, *, seed: int = 0, delay: float = 0.0, reset: float = 0.0, stall: float = 0.0) -> None:
+        self._host, port = to.rsplit(":", 1)
+        self._port, self._chance = int(port), random.Random(seed)
+        self.delay, self.reset, self.stall = delay, reset, stall
+        self.seen = Counter[str]()
+        self._lines = set[_Line]()
+        self._loop = asyncio.new_event_loop()
+        self._whole = asyncio.Event()
+        self._whole.set()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = self._call(asyncio.start_server(self._handle, "127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def _call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def cut(self) -> None:
+        self._loop.call_soon_threadsafe(self._whole.clear)
+
+    def mend(self) -> None:
+        self._loop.call_soon_threadsafe(self._whole.set)
+
+    def stall_all(self) -> None:
+        """Let every connection of this moment swallow what comes."""
+        self._loop.call_soon_threadsafe(lambda: [line.stall() for line in self._lines])
+
+    def close(self) -> None:
+        async def end() -> None:
+            self._server.close()
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self._call(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.seen["connections"] += 1
+        try:
+            far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            writer.close()
+            return
+        line = _Line(self, (writer, far_writer))
+        self._lines.add(line)
+        try:
+            await asyncio.gather(line.pass_on(reader, far_writer), line.pass_on(far_reader, writer))
+        except OSError:
+            pass  # one end has gone
+        finally:
+            self._lines.discard(line)
+            line.drop()
+
+    def draw(self) -> str:
+        """What happens to a piece of data."""
+        number = self._chance.random()
+        fate = "reset" if number < self.reset else "stall" if number < self.reset + self.stall else "passed"
+        self.seen[fate] += 1
+        return fate
+
+    async def way(self) -> None:
+        """Wait for as long as a piece of data is on its way."""
+        await self._whole.wait()
+        if self.delay:
+            await asyncio.sleep(self.delay)
+            await self._whole.wait()
+
+
+class _Line:
+    """One connection, both directions."""
+
+    def __init__(self, proxy: Proxy, ends: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
+        self._proxy, self._ends, self._stalled = proxy, ends, False
+
+    def stall(self) -> None:
+        self._stalled = True
+
+    def drop(self) -> None:
+        for end in self._ends:
+            end.transport.abort()
+
+    async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(CHUNK):
+            await self._proxy.way()
+            fate = self._proxy.draw() if not self._stalled else "stall"
+            if fate == "reset":
+                for end in self._ends:  # nothing is sent any more, not even that it is over
+                    linger = struct.pack("ii", 1, 0)
+                    end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                raise ConnectionResetError
+            if fate == "stall":
+                self._stalled = True
+                continue
+            writer.write(piece)
+            await writer.drain()
+        if not self._stalled:
+            writer.close()

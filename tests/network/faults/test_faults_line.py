@@ -1,0 +1,288 @@
+"""Bad lines, repeated and reordered answers, wrong clocks: the model has the bits of a run over a good line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster import ATOLL, Cluster, job, undisturbed
+from proxy import Proxy
+
+pytest.importorskip("grpc")
+
+ROUNDS = 40
+Figure = Callable[[str], None]
+
+
+@pytest.fixture
+def line() -> Iterator[Callable[..., Proxy]]:
+    made = list[Proxy]()
+
+    def make(to: str, **faults: float) -> Proxy:
+        made.append(Proxy(to, **faults))  # type: ignore[arg-type] # chances and a delay
+        return made[-1]
+
+    yield make
+    for proxy in made:
+        proxy.close()
+
+
+def counted(federation: Cluster) -> Counter[str]:
+    """Answers by verdict; the store itself holds at most one of a party and question."""
+    with sqlite3.connect(f"file:{federation.run}/server.sqlite?mode=ro", uri=True) as db:
+        rows = db.execute("SELECT question, party, verdict FROM answers").fetchall()
+    db.close()
+    assert len({row[:2] for row in rows}) == len(rows)
+    return Counter(verdict for _, _, verdict in rows)
+
+
+def whole(federation: Cluster, rounds: int) -> None:
+    """All parties are in each round, each counted once, and the bits are right."""
+    assert [fact["answered"] for fact in federation.facts("round")] == [federation.parties] * rounds
+    assert counted(federation) == {"accepted": federation.parties * rounds}
+    assert federation.model() == undisturbed(job(rounds))
+
+
+@pytest.mark.slow
+def test_a_line_that_breaks_again_and_again_changes_nothing(
+    cluster: Callable[..., Cluster], line: Callable[..., Proxy]
+) -> None:
+    federation = cluster(job(10))
+    server = federation.serve()
+    bad = line(federation.address, reset=0.03, delay=0.005)
+    federation.join_all(address=bad.address)
+    federation.ends(server)
+    assert bad.seen["reset"] >= 2
+    whole(federation, 10)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_tenth_of_all_pieces_resets_the_line(
+    cluster: Callable[..., Cluster], line: Callable[..., Proxy], figure: Figure, seed: int
+) -> None:
+    federation = cluster(job(ROUNDS))
+    server = federation.serve()
+    bad = line(federation.address, seed=seed, reset=0.1)
+    began = time.monotonic()
+    federation.join_all(address=bad.address)
+    federation.ends(server, 600)
+    figure(f"{dict(bad.seen)}: {ROUNDS} rounds in {time.monotonic() - began:.0f} s, equal bits, no answer twice")
+    whole(federation, ROUNDS)
+
+
+@pytest.mark.nightly
+def test_a_slow_line(cluster: Callable[..., Cluster], line: Callable[..., Proxy], figure: Figure) -> None:
+    federation = cluster(job(ROUNDS))
+    server = federation.serve()
+    bad = line(federation.address, delay=0.2)
+    federation.join_all(address=bad.address)
+    federation.ends(server, 600)
+    took = sorted(fact["seconds"] for fact in federation.facts("round"))
+    figure(
+        f"200 ms each way: a round takes {took[len(took) // 2]:.2f} s (median) and {took[-1]:.2f} s at most; equal bits"
+    )
+    whole(federation, ROUNDS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [3.0, 6.0])
+def test_a_short_cut_changes_nothing(
+    cluster: Callable[..., Cluster], line: Callable[..., Proxy], figure: Figure, seconds: float
+) -> None:
+    federation = cluster(job(ROUNDS))
+    server = federation.serve()
+    bad = line(federation.address)
+    federation.join_all(address=bad.address)
+    for at in (5, 20):
+        federation.until(lambda at=at: federation.rounds() >= at)
+        bad.cut()
+        time.sleep(seconds)
+        began, now = time.monotonic(), federation.rounds()
+        bad.mend()
+        federation.until(lambda now=now: federation.rounds() > now + 1, pause=0.01)
+        figure(f"cut for {seconds:g} s at round {at}: goes on {time.monotonic() - began:.2f} s after it is mended")
+    federation.ends(server)
+    whole(federation, ROUNDS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["cut", "stall_all"])
+def test_a_long_cut_and_half_open_lines_end_and_nothing_is_counted_twice(
+    cluster: Callable[..., Cluster], line: Callable[..., Proxy], figure: Figure, how: str
+) -> None:
+    """Who is silent for long is left out of a round: the bits differ, and it is said how many were missing."""
+    federation = cluster(job(ROUNDS))
+    server = federation.serve()
+    bad = line(federation.address)
+    parties = federation.join_all(address=bad.address)
+    federation.until(lambda: federation.rounds() >= 10)
+    began = time.monotonic()
+    getattr(bad, how)()
+    if how == "cut":
+        time.sleep(25)
+        bad.mend()
+    now = len(federation.facts("round"))
+    federation.until(lambda: any(fact["answered"] == 3 for fact in federation.facts("round")[now:]))
+    back = time.monotonic() - began
+    federation.ends(server)
+    assert [party.wait(180) for party in parties] == [0, 0, 0]
+    answered = [fact["answered"] for fact in federation.facts("round")]
+    figure(f"{how}: a round with all three ended {back:.1f} s after it began; answers in each round {answered}")
+    assert federation.rounds() == ROUNDS == len(answered)
+    assert counted(federation)["accepted"] == sum(answered)
+
+
+@pytest.mark.nightly
+def test_a_twentieth_of_all_pieces_stalls_the_line(
+    cluster: Callable[..., Cluster], line: Callable[..., Proxy], figure: Figure
+) -> None:
+    federation = cluster(job(ROUNDS))
+    server = federation.serve()
+    bad = line(federation.address, stall=0.02)
+    began = time.monotonic()
+    parties = federation.join_all(address=bad.address)
+    federation.ends(server, 900)
+    bad.stall = 0.0
+    codes = [party.wait(180) for party in parties]
+    answered = Counter(fact["answered"] for fact in federation.facts("round"))
+    figure(f"{dict(bad.seen)}: {ROUNDS} rounds in {time.monotonic() - began:.0f} s; rounds by answers {dict(answered)}")
+    assert codes == [0, 0, 0]
+    assert counted(federation)["accepted"] == sum(k * n for k, n in answered.items())
+
+
+# The kernel's own network in place of the proxy: what is sent is lost, as where a cable is pulled.
+
+
+@pytest.fixture
+def network() -> Iterator[list[str]]:
+    """A network of its own for processes that are started with these words before their command."""
+    keeper = subprocess.Popen(["unshare", "-n", "sleep", "1000"], stderr=subprocess.PIPE)
+    enter = ["nsenter", "-t", str(keeper.pid), "-n"]
+    time.sleep(0.5)
+    try:
+        if subprocess.run([*enter, "ip", "link", "set", "lo", "up"], capture_output=True, check=False).returncode:
+            pytest.skip("a network of one's own is not permitted here")
+        yield enter
+    finally:
+        keeper.kill()
+        keeper.communicate()
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not shutil.which("nsenter") or not shutil.which("ip"), reason="needs nsenter and ip")
+def test_a_pulled_cable(cluster: Callable[..., Cluster], network: list[str], figure: Figure) -> None:
+    federation = cluster(job(ROUNDS))
+    server = federation.serve(before=network)
+    federation.join_all(before=network)
+    federation.until(lambda: federation.rounds() >= 10)
+    subprocess.run([*network, "ip", "link", "set", "lo", "down"], check=True)
+    time.sleep(5)
+    began, now = time.monotonic(), federation.rounds()
+    subprocess.run([*network, "ip", "link", "set", "lo", "up"], check=True)
+    federation.until(lambda: federation.rounds() > now + 1, pause=0.01)
+    figure(f"the interface is down for 5 s: goes on {time.monotonic() - began:.1f} s after it is up, equal bits")
+    federation.ends(server)
+    whole(federation, ROUNDS)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not shutil.which("tc"), reason="needs tc")
+def test_lost_packets(cluster: Callable[..., Cluster], network: list[str], figure: Figure) -> None:
+    words = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "100ms", "loss", "10%"]
+    if subprocess.run([*network, *words], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel has no netem")
+    federation = cluster(job(ROUNDS))
+    server = federation.serve(before=network)
+    federation.join_all(before=network)
+    federation.ends(server, 600)
+    took = sorted(fact["seconds"] for fact in federation.facts("round"))
+    figure(f"a tenth of all packets lost, 100 ms each way: a round takes {took[len(took) // 2]:.2f} s (median)")
+    whole(federation, ROUNDS)
+
+
+# A party that sends each answer a hundred times, and all it ever sent again, in any order, also to a server that was
+# started again in between.
+PARROT = (
+    """
+import random, sys
+from collections import Counter
+from atoll.crypto.keys import Refused
+from atoll.runtimes.network.message import Receipt, read_envelope
+from atoll.runtimes.network.transport import PartyTransport
+
+once, sent, heard, chance = PartyTransport.push, [], Counter(), random.Random(0)
+
+def push(self, header, body):
+    receipt = once(self, header, body)
+    sent.append((header, body))
+    for old, text in chance.choices(sent[-5:], k=50) + [sent[-1]] * 50:
+        try:
+            said = read_envelope(Receipt, once(self, old, text))
+            heard["counted" if said.accepted else said.reason] += 1
+        except Refused as reason:
+            heard[str(reason)] += 1
+    print("heard", sum(heard.values()), dict(heard), file=sys.stderr, flush=True)
+    return receipt
+
+PartyTransport.push = push
+"""
+    + ATOLL
+)
+
+
+@pytest.mark.nightly
+def test_answers_sent_a_hundred_times_and_across_restarts_count_once(
+    cluster: Callable[..., Cluster], figure: Figure
+) -> None:
+    federation = cluster(job(ROUNDS))
+    server = federation.serve()
+    parties = [federation.join(0, code=PARROT), federation.join(1), federation.join(2, code=PARROT)]
+    for rounds in (10, 25):
+        federation.until(lambda rounds=rounds: federation.rounds() >= rounds)
+        server.send_signal(signal.SIGKILL)
+        server.wait(10)
+        server = federation.serve()
+    federation.ends(server)
+    assert [party.wait(180) for party in parties] == [0, 0, 0]
+    assert federation.model() == undisturbed(job(ROUNDS))
+    counted(federation)
+    for k in (0, 2):
+        heard = [line for line in federation.said(f"p{k}").splitlines() if line.startswith("heard ")]
+        assert len(heard) >= ROUNDS
+        figure(f"p{k} {heard[-1]}; equal bits")
+
+
+FAKE = shutil.which("faketime")
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not FAKE, reason="needs faketime (Debian: apt-get install faketime)")
+def test_clocks_that_are_an_hour_wrong(cluster: Callable[..., Cluster], figure: Figure) -> None:
+    federation = cluster(job(ROUNDS))
+    server = federation.serve()
+    clocks = {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    for k, wrong in enumerate(("+1h", "-1h", "+0")):
+        federation.join(k, before=["faketime", "-f", wrong], environment=clocks)
+    federation.ends(server)
+    whole(federation, ROUNDS)
+    figure("parties an hour ahead and an hour behind: equal bits, nothing refused")
+
+
+def test_the_clock_of_a_party_is_really_wrong() -> None:
+    """What the test above relies on."""
+    if not FAKE:
+        pytest.skip("needs faketime (Debian: apt-get install faketime)")
+    command = ["faketime", "-f", "+1h", sys.executable, "-c", "import time; print(time.time())"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert 3500 < float(done.stdout) - time.time() < 3700
+    assert Path(sys.executable).exists()

@@ -1,0 +1,121 @@
+"""A server killed at any moment goes on where it was, and its run ends with the bits of one that nobody disturbed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Cluster, job, undisturbed
+
+pytest.importorskip("grpc")
+
+from atoll.runtimes.network.calls import Times
+from atoll.runtimes.network.tls import ServerSide
+from atoll.runtimes.network.transport import ServerTransport
+
+ROUNDS = 120  # a tenth of a second each: so many that ten kills fall into a run
+EVENTS = {"create": 0x100, "written": 0x8, "renamed": 0x80, "removed": 0x200}  # of inotify
+
+
+@contextmanager
+def watched(folder: Path, event: str) -> Iterator[Callable[[float], bool]]:
+    """Tell as soon as the kernel does that something happens to a file of a folder; gives False where nothing does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.inotify_init1(os.O_NONBLOCK)
+    try:
+        assert libc.inotify_add_watch(fd, os.fsencode(folder), EVENTS[event]) >= 0, os.strerror(ctypes.get_errno())
+
+        def wait(seconds: float) -> bool:
+            there, _, _ = select.select([fd], [], [], seconds)
+            return bool(there) and len(os.read(fd, 1 << 16)) >= struct.calcsize("iIII")
+
+        yield wait
+    finally:
+        os.close(fd)
+
+
+def kill(cluster: Cluster, chance: random.Random, how: str) -> str | None:
+    """Start the server and kill it at some moment; None if the run ended before."""
+    if how == "start":
+        server = cluster.begin()
+        time.sleep(chance.uniform(0, 1.5 * (cluster.ready[-1] if cluster.ready else 1.0)))
+    else:
+        server = cluster.serve()
+        if how == "write":
+            how = chance.choice(list(EVENTS))
+            with watched(cluster.run / "keep", how) as happened:
+                for _ in range(chance.randrange(1, 15)):
+                    happened(20.0)
+        else:
+            time.sleep(chance.uniform(0, 6))
+    server.send_signal(signal.SIGKILL)
+    return how if server.wait(10) == -signal.SIGKILL else None
+
+
+def test_a_server_that_dies_in_a_handshake_is_not_one_that_refuses(federation: Any) -> None:
+    """A party that asks why its call failed hears a reset from either: it waits for this one, and finds it again."""
+    dying = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{dying.getsockname()[1]}"
+    heard = list[bytes]()
+    party = federation.party(address=address, times=Times(patience=30))
+    calling = threading.Thread(target=lambda: heard.append(party.hello(b"hi")))
+    calling.start()
+    for last in (False, True):  # the call, and the question why it failed
+        line, _ = dying.accept()
+        if last:
+            dying.close()
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        line.close()
+    side = ServerSide(federation.hub, federation.roster)
+    federation.server = ServerTransport(address, side, federation.service)
+    federation.server.start()
+    calling.join(30)
+    assert heard == [b"alice: hi"]
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(sys.platform != "linux", reason="files are watched by inotify")
+def test_a_hundred_kills(cluster: Callable[..., Cluster], figure: Callable[[str], None]) -> None:
+    right = undisturbed(job(ROUNDS))
+    kills, ready, runs = Counter[str](), list[float](), 0
+    while kills.total() < 100:
+        chance = random.Random(runs)
+        federation = cluster(job(ROUNDS))
+        federation.serve().kill()  # the parties have to know the address
+        federation.processes[-1].wait(10)
+        parties = federation.join_all()
+        for _ in range(10):
+            done = kill(federation, chance, chance.choice(["clock", "clock", "write", "write", "start"]))
+            if done is None:
+                break
+            kills[done] += 1
+            kept, resumed = federation.newest(), len(federation.facts("resume"))
+        if done is not None:
+            server = federation.serve()
+            federation.until(lambda f=federation, n=resumed, k=kept: k < 0 or len(f.facts("resume")) > n)
+            if kept >= 0:
+                assert federation.facts("resume")[-1]["round"] == kept
+            federation.ends(server)
+        assert [party.wait(180) for party in parties] == [0, 0, 0]
+        assert federation.model() == right
+        ready += federation.ready
+        runs += 1
+        federation.close()
+        usual = sorted(ready)[len(ready) // 2]
+        figure(f"{kills.total()} kills in {runs} runs, all resumed, all with equal bits: {dict(kills)}")
+        figure(f"ready after {usual:.2f} s (median of {len(ready)}), slowest {max(ready):.2f} s")
+    assert max(ready) <= 5.0

@@ -1,0 +1,60 @@
+"""One job, two worlds: simulated on one machine, and served to processes over the network. The same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("grpc")
+
+from cast import Cast, parameters, simulated
+
+RECIPE = '{ use = "digits", clients = 4, test = 0.2 }'
+HEAD = f"""
+name = "net"
+rounds = 3
+data = {RECIPE}
+method = {{ use = "fedavg", model = {{ use = "mlp", hidden = [120, 120] }}, epochs = 1, batch = 10, lr = 0.1 }}
+select = "all"
+"""
+HIDDEN = 'stages = [{ use = "clip", norm = 1.0 }, "average", { use = "ring", bits = 16 }%s]\ncombine = "%s"\n'
+NOISE = ', { use = "gaussian", multiplier = 0.5, where = "distributed" }'
+CHANNELS = {
+    "fedavg": "",
+    "central noise": 'stages = [{ use = "clip", norm = 1.0 }, { use = "average", by = "expected" }, '
+    '{ use = "gaussian", multiplier = 0.5, where = "central" }]\n',
+    "local noise": 'stages = [{ use = "clip", norm = 1.0 }, "average", '
+    '{ use = "gaussian", multiplier = 2.0, where = "local" }]\n',
+    "median": 'stages = ["average"]\ncombine = { use = "each", rule = "median" }\n',
+    "error feedback": 'stages = [{ use = "top_k", fraction = 0.1 }, "weigh"]\n',
+    "secure sum": HIDDEN % ("", "secure_sum"),
+    "secure sum, distributed noise": HIDDEN.replace('"average"', '{ use = "average", by = "expected" }')
+    % (NOISE, "secure_sum"),
+    "light sum": HIDDEN % ("", "light_sum"),
+    "buffered, nobody late": 'combine = { use = "buffered", enough = 4 }\n',
+}
+
+
+@pytest.fixture
+def cast(tmp_path: Path) -> Iterator[Cast]:
+    made = Cast(tmp_path, ("ada", "ben", "cleo", "dan"))
+    yield made
+    made.end()
+
+
+OFTEN = ("central noise", "median", "secure sum, distributed noise", "buffered, nobody late")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "channel", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.nightly) for name in CHANNELS]
+)
+def test_served_equals_simulated(channel: str, cast: Cast) -> None:
+    job = HEAD + CHANNELS[channel]
+    run = cast.play(job, RECIPE)
+    assert np.array_equal(parameters(run.params), simulated(job))
+    looks = [fact for fact in run.facts if fact["what"] == "look" and fact["room"] == "own"]
+    assert [look["parties"] for look in looks] == [4] * 4
