@@ -76,8 +76,6 @@ def serve(
     roster: Callable[[], list[tuple[str, str]]],
     folder: str | Path,
     parties: int | None = None,
-    patience: float = 600.0,
-    deadline: float = 600.0,
     seeded: bool = False,
     times: Any = None,
     sinks: tuple[Sink, ...] = (),
@@ -86,7 +84,8 @@ def serve(
 ) -> Served:
     """Run a job with the parties of a roster; a folder that holds an unfinished run is gone on with.
 
-    `parties` is how many must be there to begin (default: all of the roster), `patience` how long to wait for them.
+    `parties` is how many must be there to begin (default: all of the roster), `times.patience` how long to wait for
+    them, `times.answer` for their answers.
     `seeded` draws noise by address, which only tests on one machine may. `health` is an address of this machine, for
     monitors.
     """
@@ -95,7 +94,7 @@ def serve(
     from atoll.runtimes.network.transport import ServerTransport
     from atoll.runtimes.network.watch import Watch
 
-    folder, times = Path(folder), times or Times()
+    folder, times = Path(folder), times or Times(patience=600.0)
     folder.mkdir(parents=True, exist_ok=True)
     known = roster()
     need = parties or len(known)
@@ -111,18 +110,18 @@ def serve(
         elif store.state(name)[0] == "finished":
             raise Mismatch(f"{folder} holds a run that has ended: atoll report shows it, --run names another folder")
         journal = Journal(folder, rest=0.0, sinks=(*sinks, watch))
-        hall = _hall(store, journal, first, data, text, roster, times, deadline, memory)
+        hall = _hall(store, journal, first, data, text, roster, times, memory)
         watch.follow(hall.snapshot)
         transport = ServerTransport(address, credentials, hall, times=times, folder=folder)
         state, reason = "failed", "the server ended unexpectedly"
         try:
             store.move(name, "running")
             ready(transport.start())
-            hall.wait_for(need, patience)
+            hall.wait_for(need, times.patience)
             sizes = [m.samples or 1 for m in store.members()]
             made = talking(assemble(job, remote(data, sizes), seed), store)
             run = _drive(
-                made, hall, journal, memory, folder, seeded, describe(made, remote(data, sizes), seed), patience
+                made, hall, journal, memory, folder, seeded, describe(made, remote(data, sizes), seed), times.patience
             )
             state, reason = "finished", run.reason
             return Served(run, state, reason)
@@ -144,7 +143,7 @@ def serve(
 
 def _hall(
     store: Any, journal: Journal, first: Assembled, data: Federated, text: str,
-    roster: Callable[[], list[tuple[str, str]]], times: Any, deadline: float, memory: Any,
+    roster: Callable[[], list[tuple[str, str]]], times: Any, memory: Any,
 ) -> Any:  # fmt: skip
     from atoll.runtimes.network.hall import Hall
     from atoll.runtimes.workers import Worker
@@ -153,7 +152,7 @@ def _hall(
         store.path.parent.name, store, journal, Worker(first.handlers, first.rooms, first.plan.seed),
         answer_layouts(first, len(roster())), data=sample_layout(data), classes=data.classes, job=text,
         manifest=hashlib.sha256(text.encode()).digest(), key_of=lambda who: dict(roster())[who], times=times,
-        deadline=deadline, elapsed=float(memory["elapsed"]) if memory else 0.0,
+        elapsed=float(memory["elapsed"]) if memory else 0.0,
     )  # fmt: skip
 
 

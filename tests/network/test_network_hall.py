@@ -87,7 +87,7 @@ class Room:
 
 @pytest.fixture
 def room(tmp_path: Path) -> Iterator[Room]:
-    times = Times(wait=5.0, silence=3.0, grace=0.2, patience=5.0)
+    times = Times(wait=5.0, answer=20.0, silence=3.0, grace=0.2, patience=5.0)
     with Store(tmp_path) as store:
         store.enrol([(name, f"key of {name}") for name in NAMES])
         store.create("run")
@@ -96,7 +96,7 @@ def room(tmp_path: Path) -> Iterator[Room]:
         layout = answer_layout(Wire(SIZE, 3, mean=True, weighted=True))
         hall = Hall(
             "run", store, notes, Worker({"contribute": Echo()}, {}, 0), {"contribute": layout}, data=DATA, job="",
-            manifest=bytes(32), key_of=lambda name: f"key of {name}", times=times, deadline=20.0,
+            manifest=bytes(32), key_of=lambda name: f"key of {name}", times=times,
         )  # fmt: skip
         server = ServerTransport("127.0.0.1:0", Insecure("server"), hall, times=times, folder=tmp_path)
         address = server.start()

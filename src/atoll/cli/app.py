@@ -140,6 +140,7 @@ def serve(
     run: Annotated[Path, typer.Option(help="the run folder; an unfinished run in it is gone on with")] = Path("served"),
     parties: Annotated[int | None, typer.Option(min=1, help="begin with so many; default: all of the roster")] = None,
     patience: Annotated[float, typer.Option(help="seconds to wait for parties before giving up")] = 600.0,
+    deadline: Annotated[float, typer.Option(help="seconds that parties have for an answer")] = 600.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no encryption; only on this machine")] = False,
     health: Annotated[str | None, typer.Option(metavar="127.0.0.1:PORT", help="/health and /metrics there")] = None,
     log: Log = Form.text,
@@ -149,7 +150,7 @@ def serve(
     from atoll.cli.network import serve_job
 
     serve_job(job, list(sets or []), address=address, roster=roster, key=own, run=run, parties=parties,
-              patience=patience, insecure=insecure, health=health, form=log)  # fmt: skip
+              patience=patience, deadline=deadline, insecure=insecure, health=health, form=log)  # fmt: skip
 
 
 @app.command()
@@ -166,6 +167,26 @@ def join(
     from atoll.cli.network import join_job
 
     join_job(address, server=server, key=own, policy=policy, folder=folder, insecure=insecure, form=log)
+
+
+@app.command()
+def edge(
+    parent: Annotated[str, typer.Argument(help="host:port of the server above")],
+    server: Annotated[str, typer.Option(help="the line of the server above: its name and public key")],
+    policy: Annotated[Path, typer.Option(help="what this edge allows (TOML); it has no data of its own")],
+    roster: Annotated[Path, typer.Option(help="names and public keys of the parties below, one a line")],
+    own: Annotated[Path | None, typer.Option("--key", help="this edge's key (atoll key)")] = None,
+    address: Annotated[str, typer.Option(help="host:port to listen on for the parties below")] = "127.0.0.1:7101",
+    folder: Annotated[Path, typer.Option(help="where this edge keeps its audit log and who is below")] = Path("edge"),
+    parties: Annotated[int | None, typer.Option(min=1, help="begin with so many; default: all of the roster")] = None,
+    first: Annotated[int, typer.Option(min=0, help="the number of the first party below")] = 0,
+    log: Log = Form.text,
+) -> None:
+    """Stand between a server and parties: a server to them, a party to it."""
+    from atoll.cli.network import edge_of
+
+    edge_of(parent, server=server, key=own, policy=policy, folder=folder, address=address, roster=roster,
+            parties=parties, first=first, form=log)  # fmt: skip
 
 
 @app.command()

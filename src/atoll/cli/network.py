@@ -21,12 +21,13 @@ def new_key_file(name: str, folder: Path) -> None:
 
 def serve_job(
     job: str, overrides: list[str], *, address: str, roster: Path, key: Path | None, run: Path, parties: int | None,
-    patience: float, insecure: bool, health: str | None, form: Form,
+    patience: float, deadline: float, insecure: bool, health: str | None, form: Form,
 ) -> None:  # fmt: skip
     """Serve a job file to the parties of a roster until it has ended."""
     from atoll.cli.run import Progress
     from atoll.data import build
     from atoll.jobfile import load
+    from atoll.runtimes.network.calls import Times
     from atoll.runtimes.network.roster import RosterFile, key_text, load_key
     from atoll.runtimes.network.tls import Insecure, ServerSide
     from atoll.runtimes.network.watch import last_said
@@ -49,8 +50,8 @@ def serve_job(
             done = serve(
                 said.job, build(said.data, said.seed), said.seed, address=address, credentials=credentials,
                 roster=lambda: [(name, key_text(k)) for k, name in file.now().names.items()], folder=run,
-                parties=parties, patience=patience, sinks=(progress if form is Form.text else log_note,),
-                health=health, ready=ready,
+                parties=parties, times=Times(answer=deadline, patience=patience), health=health, ready=ready,
+                sinks=(progress if form is Form.text else log_note,),
             )  # fmt: skip
         except KeyboardInterrupt:
             progress.close()
@@ -85,6 +86,31 @@ def join_job(
         except KeyboardInterrupt:
             say("stopped", "stopped; joining again with the same key and folder goes on")
             raise
+        say("ended", f"ended: {why}", reason=why)
+
+
+def edge_of(
+    parent: str, *, server: str, key: Path | None, policy: Path, folder: Path, address: str, roster: Path,
+    parties: int | None, first: int, form: Form,
+) -> None:  # fmt: skip
+    """Stand between a server and the parties of a roster for as long as the job lasts."""
+    from atoll.edge import Below, edge
+    from atoll.runtimes.network.policy import Policy
+    from atoll.runtimes.network.roster import RosterFile, key_text, load_key, peer_of
+    from atoll.runtimes.network.tls import PartySide, ServerSide
+
+    with speaking(form) as say:
+        _stop_kindly()
+        limits, file = Policy.load(policy), RosterFile(roster)
+        up = PartySide(_key(key, load_key), peer_of(server))
+        below = Below(
+            address, ServerSide(up.member, file),
+            lambda: [(name, key_text(k)) for k, name in file.now().names.items()], parties, first,
+        )  # fmt: skip
+        why = edge(
+            parent, up, up.member.name, limits, folder, below, server=server, say=lambda text: say("told", text),
+            ready=lambda at: say("serving", f"serving at {at}; waiting for parties (atoll join)", address=at),
+        )  # fmt: skip
         say("ended", f"ended: {why}", reason=why)
 
 

@@ -134,9 +134,7 @@ def test_three_of_ten_are_slow(cluster: Callable[..., Cluster], figure: Figure) 
         process.resume()
     federation.until(lambda: federation.facts("round")[-1]["asked"] == 10)
     answered = {fact["answered"] for fact in federation.facts("round")[20:]}
-    figure(
-        f"10 asked, 7 enough: slowest round {usual:.2f} s, with 3 slow {slow:.2f} s, with 3 stopped {stopped:.2f} s"
-    )
+    figure(f"10 asked, 7 enough: slowest round {usual:.2f} s, with 3 slow {slow:.2f} s, with 3 stopped {stopped:.2f} s")
     figure(f"stopped ones are asked no more after {dropped:.1f} s; answers in a round: {sorted(answered)}")
     figure(f"late answers are told: {sorted(reasons)}")
     assert max(slow, stopped) < SILENCE / 2

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
-
-import numpy as np
 
 from atoll.runtimes.network.parcel import CHUNK, Header, Question
 
@@ -20,10 +19,10 @@ class Times:
     """All the times there are, in seconds."""
 
     wait: float = 20.0  # how long the server holds a pull for which it has no question
-    answer: float = 600.0  # how long a body may be on its way
+    answer: float = 600.0  # how long parties have for an answer, and a body may be on its way
     silence: float = 10.0  # after which a line without a sign of life, or a chunk that does not come, is given up
     grace: float = 5.0  # how long a stopping server lets calls end
-    patience: float = 60.0  # how long a party tries to reach the server before it says that it cannot
+    patience: float = 60.0  # how long a party tries to reach the server, and a server waits for parties to come
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -67,7 +66,7 @@ class Service(Protocol):
 
 def delays(seed: int, first: float = 0.1, most: float = 5.0) -> Iterator[float]:
     """Pauses between attempts: twice as long each time up to `most`, each shortened at random by up to a half."""
-    generator = np.random.default_rng(seed)
+    generator = random.Random(seed)  # noqa: S311 - spreads callers in time, hides nothing
     longest = first
     while True:
         yield float(longest * generator.uniform(0.5, 1.0))

@@ -86,13 +86,12 @@ class Hall:
         manifest: bytes,
         key_of: Callable[[str], str],
         times: Times,
-        deadline: float = 600.0,
         elapsed: float = 0.0,
     ) -> None:
         self._run, self._store, self._journal, self._local = run, store, journal, local
         self._layouts, self._data, self._job, self._manifest = layouts, data, job, manifest
         self._classes = classes
-        self._key_of, self._times, self._deadline = key_of, times, deadline
+        self._key_of, self._times = key_of, times
         self._began = time.perf_counter() - elapsed
         self._turn = threading.Condition()
         self._desk = threading.Semaphore(AT_A_TIME)
@@ -239,7 +238,7 @@ class Hall:
         began = time.perf_counter()
         if ask.what in self._local.handlers and self._local.handlers[ask.what].room == "test":
             return self._ask_here(ask, began)
-        within = self._deadline if ask.within is None else ask.within
+        within = self._times.answer if ask.within is None else ask.within
         asked = self._put(ask, within)
         with self._turn:
             self._wait(ask, asked, within)

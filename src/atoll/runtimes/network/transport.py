@@ -20,6 +20,7 @@ import msgspec
 
 from atoll.crypto.keys import Refused, refuse_if
 from atoll.runtimes.network.calls import LIMITS, SERVICE, TIMES, Limits, Service, Times, Unreachable, delays, settings
+from atoll.runtimes.network.disk import Unwritable
 from atoll.runtimes.network.parcel import Header, Parcel, Question, Source, messages_of, receive
 from atoll.runtimes.network.roster import Unreadable
 from atoll.runtimes.network.tls import RENEW, Insecure, PartySide, ServerSide, Unknown, grpc_library, split
@@ -164,6 +165,9 @@ class ServerTransport:
         except Unreadable as error:
             log.error("nobody is let in: %s", error)
             code, sentence = grpc.StatusCode.UNAVAILABLE, "the server cannot read its roster just now"
+        except Unwritable as error:
+            log.error("an answer is not taken: %s", error)
+            code, sentence = grpc.StatusCode.UNAVAILABLE, "the server cannot write to its disk just now"
         except Unknown as reason:
             code, sentence = grpc.StatusCode.UNAUTHENTICATED, str(reason)
             log.warning("refused a call from %s: %s", context.peer(), reason)

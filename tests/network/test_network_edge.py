@@ -1,0 +1,133 @@
+"""A hierarchy of real processes: a server, two edges, two parties below each. The numbers of a flat federation."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("grpc")
+
+from cast import Cast, parameters, simulated
+
+import atoll
+from atoll.core.wire import Mismatch
+from atoll.job import assemble
+
+RECIPE = '{ use = "digits", clients = 6, test = 0.2 }'
+JOB = f"""
+name = "levels"
+rounds = 2
+data = {RECIPE}
+method = {{ use = "fedavg", model = {{ use = "mlp", hidden = [120, 120] }}, epochs = 1, batch = 10, lr = 0.1 }}
+select = "all"
+"""
+
+
+def stand(parent: str, folder: str, name: str, server: str, roster: str, first: int) -> None:
+    """Be an edge, in a process of its own."""
+    from atoll.edge import Below, edge
+    from atoll.runtimes.network.policy import Policy
+    from atoll.runtimes.network.roster import RosterFile, key_text, load_key, peer_of
+    from atoll.runtimes.network.tls import PartySide, ServerSide
+
+    place, file = Path(folder), RosterFile(roster)
+    up = PartySide(load_key(place / f"{name}.key"), peer_of(server))
+    rows = lambda: [(who, key_text(key)) for who, key in file.now().keys.items()]  # noqa: E731
+    below = Below("127.0.0.1:0", ServerSide(up.member, file), rows, None, first)
+    policy = Policy(allow_plain=True, allow_metrics=True, roster=str(place / "roster"))
+    why = edge(parent, up, name, policy, place / name, below, server=server, seeded=True,
+               ready=(place / f"{name}.address").write_text)  # fmt: skip
+    (place / f"{name}.ended").write_text(why)
+
+
+class Levels:
+    """Edges with their parties; all of them are gone when the test ends."""
+
+    def __init__(self, folder: Path, below: int) -> None:
+        self.top = Cast(folder, ("north", "south"))
+        self.under = {}
+        for name in self.top.names:
+            (folder / f"under-{name}").mkdir()
+            self.under[name] = Cast(folder / f"under-{name}", tuple(f"{name}-{k}" for k in range(below)))
+        self.edges: list[Any] = []
+
+    def play(self, job: str) -> Any:
+        from atoll.runtimes.network.roster import line_of, load_key
+
+        parent, count = self.top.open(job), 0
+        for name, cast in self.under.items():
+            args = (parent, str(self.top.folder), name, line_of(self.top.server), str(cast.roster), count)
+            process = multiprocessing.get_context("spawn").Process(target=stand, args=args)
+            process.start()
+            self.edges.append(process)
+            count += len(cast.names)
+        count = 0
+        for name, cast in self.under.items():
+            said = self.top.folder / f"{name}.address"
+            end = time.monotonic() + 120
+            while not said.is_file() or not said.read_text():
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            cast.server = load_key(self.top.folder / f"{name}.key")  # who those below take for their server
+            for party in cast.names:
+                mine = RECIPE.replace(" }", f", party = {count} }}")
+                text = f'allow_plain = true\nallow_metrics = true\nroster = "{cast.roster}"\ndata = {mine}\n'
+                cast.join(said.read_text(), party, text)
+                count += 1
+        return self.top.close(400)
+
+    def end(self) -> None:
+        for cast in (self.top, *self.under.values()):
+            cast.end()
+        for process in self.edges:
+            process.kill()
+            process.join(10)
+
+
+@pytest.fixture
+def levels(tmp_path: Path) -> Iterator[Levels]:
+    made = Levels(tmp_path, 3)
+    yield made
+    made.end()
+
+
+@pytest.mark.slow
+def test_two_levels_give_what_one_gives(levels: Levels) -> None:
+    run = levels.play(JOB)
+    assert np.abs(parameters(run.params) - simulated(JOB)).max() < 1e-6
+    own = [fact for fact in run.facts if fact["what"] == "look" and fact["room"] == "own"]
+    flat = [f for f in _simulated_facts(JOB) if f["what"] == "look" and f["room"] == "own"]
+    assert [look["accuracy"] for look in own] == pytest.approx([look["accuracy"] for look in flat])
+    rounds = [fact for fact in run.facts if fact["what"] == "round"]
+    assert [fact["answered"] for fact in rounds] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("stages", "combine", "said"),
+    [
+        ((atoll.Clip(1.0), atoll.Average(), atoll.Gaussian(1.0, "local")), atoll.Sum(), "noise through an edge"),
+        ((atoll.Clip(1.0, quantile=0.5), atoll.Average()), atoll.Sum(), "keeps memory at the server"),
+        ((atoll.Weigh(),), atoll.Buffered(2), "an edge waits for all"),
+    ],
+)
+def test_what_would_mean_something_else_is_refused(stages: Any, combine: Any, said: str) -> None:
+    from atoll.data import build
+    from atoll.edge import check_below
+
+    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), atoll.All(), atoll.Channel(stages, combine), rounds=2)
+    with pytest.raises(Mismatch, match=said):
+        check_below(assemble(job, build({"use": "digits", "clients": 6})))
+
+
+def _simulated_facts(job: str) -> Any:
+    from atoll.data import build
+    from atoll.jobfile import parse
+
+    said = parse(job, "the test")
+    return atoll.simulate(said.job, build(said.data, said.seed), said.seed).facts
