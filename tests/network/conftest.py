@@ -55,6 +55,9 @@ class Echo:
         self.bodies[name] = digest.hexdigest()
         return f"{name} {header.id} {header.size}".encode()
 
+    def here(self, name: str) -> None:
+        pass
+
     def goodbye(self, name: str) -> None:
         self.calls.append(("goodbye", name))
 

@@ -55,12 +55,13 @@ class Service(Protocol):
     """What the server does with calls. Each may be repeated, and raises Refused with a sentence for the party.
 
     `next_question` blocks for at most `wait` seconds and gives the same question until it is answered; the body given
-    to `answer` is closed afterwards.
+    to `answer` is closed afterwards. `here` says that a body of somebody is moving.
     """
 
     def hello(self, name: str, hello: bytes) -> bytes: ...
     def next_question(self, name: str, wait: float) -> Question | None: ...
     def answer(self, name: str, header: Header, body: IO[bytes]) -> bytes: ...
+    def here(self, name: str) -> None: ...
     def goodbye(self, name: str) -> None: ...
 
 
@@ -79,6 +80,9 @@ def settings(times: Times) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", MESSAGE),
         ("grpc.max_send_message_length", MESSAGE),
         ("grpc.max_metadata_size", 1 << 14),
+        # What is read ahead of a body does not grow with the line, so that many uploads do not fill the memory.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 1 << 20),
         # A message that grows when it is unpacked would pass the limit above.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.keepalive_time_ms", half),

@@ -91,9 +91,12 @@ class Hall:
         self._run, self._store, self._journal, self._local = run, store, journal, local
         self._layouts, self._data, self._job, self._manifest = layouts, data, job, manifest
         self._classes = classes
+        self._members = {member.name: member.number for member in store.members() if member.listed}
         self._key_of, self._times = key_of, times
         self._began = time.perf_counter() - elapsed
-        self._turn = threading.Condition()
+        lock = threading.RLock()
+        self._turn = threading.Condition(lock)  # for the program: somebody came, went or answered
+        self._news = threading.Condition(lock)  # for parties: there is a question, or will be none
         self._desk = threading.Semaphore(AT_A_TIME)
         self._seen: dict[int, float] = {}
         self._numbers: dict[str, int] = {}
@@ -122,8 +125,7 @@ class Hall:
             self._turn.notify_all()
         if new:
             self._journal.note(Note("joined", {"party": name, "number": number, "samples": said.samples}))
-        members = {member.name: member.number for member in self._store.members() if member.listed}
-        told = (self._job, self._manifest, dict(self._layouts), members, self._classes, self._data)
+        told = (self._job, self._manifest, dict(self._layouts), self._members, self._classes, self._data)
         return write_envelope(Welcome(self._run, number, *told))
 
     def next_question(self, name: str, wait: float) -> Question | None:
@@ -139,7 +141,7 @@ class Hall:
                         self._tally["bytes_out"] += now.questions[number].header.size
                         return now.questions[number]
                 left = until - time.monotonic()
-                if left <= 0 or not self._turn.wait(left):
+                if left <= 0 or not self._news.wait(left):
                     return None
 
     def answer(self, name: str, header: Header, body: IO[bytes]) -> bytes:
@@ -155,6 +157,10 @@ class Hall:
                     self._open[question].refused.add(number)
             self._turn.notify_all()
         return write_envelope(Receipt(verdict in ("accepted", "again"), reason))
+
+    def here(self, name: str) -> None:
+        if name in self._numbers:
+            self._here(self._numbers[name])
 
     def goodbye(self, name: str) -> None:
         with self._turn:
@@ -268,7 +274,7 @@ class Hall:
         questions = {p: common or self._question(number, ask, {**ask.body, **ask.each[p]}, t, within) for p in asked}
         with self._turn:
             self._open[number] = _Open(number, ask.what, t, questions)
-            self._turn.notify_all()
+            self._news.notify_all()
         return set(asked)
 
     def _question(self, number: int, ask: Ask, tree: Tree, t: int, within: float) -> Question:
@@ -316,7 +322,8 @@ class Hall:
             for name, leaf in tree.items():
                 row = np.asarray(leaf)
                 if name not in ask.fold:
-                    each.setdefault(name, []).append(row)
+                    # A copy: what is read is a view of the whole answer, which may go.
+                    each.setdefault(name, []).append(row.copy())
                 elif name in sums:
                     sums[name] += row[0]
                 else:
@@ -365,7 +372,7 @@ class Hall:
         """Tell everybody who still asks that it is over."""
         with self._turn:
             self.over = why
-            self._turn.notify_all()
+            self._news.notify_all()
 
 
 _Key = tuple[int, int]  # of a question: its number, its round

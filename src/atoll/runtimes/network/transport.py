@@ -106,6 +106,7 @@ class ServerTransport:
                 with self._in_time(context) as alive:
                     for message in messages_of(question.header, question.body):
                         alive()
+                        self._service.here(name)
                         self._credentials.name(context)
                         yield message
 
@@ -116,6 +117,7 @@ class ServerTransport:
                 def checked() -> Iterator[bytes]:
                     for message in messages:
                         alive()
+                        self._service.here(name)
                         self._credentials.name(context)
                         yield message
 
