@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.combine import Sum
+from atoll.combine import Buffered, Sum
 from atoll.core.effects import Cohort
 from atoll.core.method import Contribute, Judge, Method, Plan, Select, Stop, codec_of
 from atoll.core.party import Handler
@@ -16,7 +16,7 @@ from atoll.core.tree import Array
 from atoll.core.wire import Codec, Combine, Mismatch, Stage, Wire
 from atoll.data.federated import Federated, Silos
 from atoll.privacy.ledger import Ledger, ledger_of
-from atoll.select import Always, Uniform
+from atoll.select import Always, Over, Uniform
 from atoll.select.available import Availability, latency, lost
 from atoll.stages import Weigh
 
@@ -112,6 +112,8 @@ def assemble(job: Job, data: Federated, seed: int = 0) -> Assembled:
         name = type(method).__name__
         raise Mismatch(f"{name} needs the sum of its statistics: take Weigh() or Average() out of the stages")
     combine = job.channel.combine
+    if isinstance(combine, Buffered):
+        _check_buffered(job)
     gather = combine(wire)
     rooms = {"train": data.train} | {n: r for n, r in (("own", data.own), ("test", data.test)) if r is not None}
     looks = tuple(room for room in ("test", "own") if room in rooms)
@@ -124,6 +126,15 @@ def assemble(job: Job, data: Federated, seed: int = 0) -> Assembled:
         combine.bytes(wire) if hasattr(combine, "bytes") else wire.bytes, ledger.spent if ledger else None,
     )  # fmt: skip
     return Assembled(replace(job, method=method), plan, handlers, rooms, wire, codec, ledger)
+
+
+def _check_buffered(job: Job) -> None:
+    if isinstance(job.select, Over):
+        raise Mismatch("Over() and Buffered() both say how many answers are enough: select without Over()")
+    if getattr(job.method, "by", None) == "weights":
+        raise Mismatch(
+            "Buffered() adds changes of models of several rounds, and by='weights' sends models: leave it out"
+        )
 
 
 def _ledger(job: Job, method: Method, wire: Wire, sizes: Array) -> tuple[Ledger | None, list[Stop]]:

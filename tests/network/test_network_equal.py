@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,3 +59,24 @@ def test_served_equals_simulated(channel: str, cast: Cast) -> None:
     assert np.array_equal(parameters(run.params), simulated(job))
     looks = [fact for fact in run.facts if fact["what"] == "look" and fact["room"] == "own"]
     assert [look["parties"] for look in looks] == [4] * 4
+
+
+@pytest.mark.slow
+def test_a_secure_sum_outlives_a_killed_party(cast: Cast) -> None:
+    """Three of four are enough: the round in which one dies, and those after it, are opened without it."""
+    job = HEAD.replace("rounds = 3", "rounds = 8") + CHANNELS["secure sum"]
+    address = cast.open(job)
+    for name in cast.names:
+        cast.join(address, name, cast.policy(name, RECIPE))
+    journal, end = cast.folder / "run" / "facts.jsonl", time.monotonic() + 240
+    while not (journal.is_file() and '"what": "round"' in journal.read_text()):
+        assert time.monotonic() < end, {name: cast.log(name)[-1000:] for name in cast.names}
+        time.sleep(0.02)
+    cast.processes["dan"].kill()
+    run = cast.close(240)
+    rounds = [fact for fact in run.facts if fact["what"] == "round"]
+    assert len(rounds) == 8
+    assert rounds[-1]["answered"] == 3
+    assert all(fact["answered"] >= 3 or "unopened" in fact for fact in rounds)
+    assert sum("unopened" in fact for fact in rounds) <= 1
+    assert np.isfinite(parameters(run.params)).all()

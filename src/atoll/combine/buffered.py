@@ -44,8 +44,6 @@ class Buffered:
         own = wire.size - int(wire.weighted)  # a weight is not weighed: the mean is Σ s·w·Δ / Σ w
 
         async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
-            if enough is not None:
-                raise Mismatch("Over() and Buffered() both say how many answers are enough: select without Over()")
             # Of a cohort only so many are asked as are not at work; a sorted one would favour the low numbers.
             to = rng("buffered", question["t"]).permutation(cohort)
             replies = await ask(to, "contribute", question, enough=self.enough, late=self.most)

@@ -91,6 +91,13 @@ class Cluster:
     def join_all(self, **how: Any) -> list[subprocess.Popen[str]]:
         return [self.join(k, **how) for k in range(self.parties)]
 
+    def revive(self, parties: list[subprocess.Popen[str]]) -> int:
+        """Start parties again that have ended, as a service manager would; gives how many."""
+        ended = [k for k, party in enumerate(parties) if party.poll() is not None]
+        for k in ended:
+            parties[k] = self.join(k)
+        return len(ended)
+
     def said(self, who: str) -> str:
         log = self.folder / f"{who}.log"
         return log.read_text() if log.exists() else ""

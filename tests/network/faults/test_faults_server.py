@@ -91,7 +91,7 @@ def test_a_server_that_dies_in_a_handshake_is_not_one_that_refuses(federation: A
 @pytest.mark.skipif(sys.platform != "linux", reason="files are watched by inotify")
 def test_a_hundred_kills(cluster: Callable[..., Cluster], figure: Callable[[str], None]) -> None:
     right = undisturbed(job(ROUNDS))
-    kills, ready, runs = Counter[str](), list[float](), 0
+    kills, ready, runs, given_up = Counter[str](), list[float](), 0, 0
     while kills.total() < 100:
         chance = random.Random(runs)
         federation = cluster(job(ROUNDS))
@@ -103,9 +103,11 @@ def test_a_hundred_kills(cluster: Callable[..., Cluster], figure: Callable[[str]
             if done is None:
                 break
             kills[done] += 1
+            given_up += federation.revive(parties)
             kept, resumed = federation.newest(), len(federation.facts("resume"))
         if done is not None:
             server = federation.serve()
+            given_up += federation.revive(parties)
             federation.until(lambda f=federation, n=resumed, k=kept: k < 0 or len(f.facts("resume")) > n)
             if kept >= 0:
                 assert federation.facts("resume")[-1]["round"] == kept
@@ -118,4 +120,5 @@ def test_a_hundred_kills(cluster: Callable[..., Cluster], figure: Callable[[str]
         usual = sorted(ready)[len(ready) // 2]
         figure(f"{kills.total()} kills in {runs} runs, all resumed, all with equal bits: {dict(kills)}")
         figure(f"ready after {usual:.2f} s (median of {len(ready)}), slowest {max(ready):.2f} s")
+        figure(f"{given_up} parties had no server for a minute, gave up and were started again")
     assert max(ready) <= 5.0
