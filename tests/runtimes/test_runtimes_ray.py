@@ -6,11 +6,12 @@ Ray works in processes of its own: what it does to an interpreter must not reach
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import platform
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -37,14 +38,20 @@ from atoll.core.tree import Schema, Tree
 from atoll.data.federated import Federated
 from atoll.journal import Journal
 from atoll.methods import FedAvg
-from atoll.models import Model, mlp
+from atoll.models import mlp
 from atoll.run import Run
 from atoll.runtimes.ray import NoCluster, RayPool, _difference, _knock, _Place, _private, _versions, connect
 from atoll.runtimes.simulate import Simulator
+from atoll.runtimes.sweep import sweep
 from atoll.runtimes.workers import PartyFailed
 from atoll.testing import check_runtime
 
 HERE = Path(__file__).parent
+PYTHON = re.escape(platform.python_version())
+VERSIONS = (
+    rf"the Ray cluster at (ray://)?[\d.:]+ has Ray \d[\d.]+ and Python {PYTHON}, "
+    rf"this process has Ray 2\.0\.0 and Python {PYTHON}: install the same on both sides"
+)
 ray_only = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
@@ -53,30 +60,21 @@ ray_only = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not insta
 
 @dataclass(frozen=True)
 class Troubled:
-    """FedAvg, but what party 7 does from round 2 on ends badly: once, always, or slowly for everybody."""
+    """Go half way to the mean sample, in NumPy alone so that actors start fast; but from round 2 on what party 7 does
+    ends badly, once or always, or everybody is slow.
+    """
 
-    model: Model
     how: str = ""
     marker: str = ""
     mean = True
-
-    @property
-    def inner(self) -> FedAvg:
-        return FedAvg(self.model)
-
-    @property
-    def schema(self) -> Schema:
-        return self.inner.schema
-
-    @property
-    def width(self) -> int:
-        return self.inner.width
+    width = 1  # parties are asked one by one, so that there are chunks to deal out
+    schema = Schema((("delta", (64,)),))
 
     def init(self, seed: int) -> State:
-        return self.inner.init(seed)
+        return {"params": np.zeros(64, np.float32)}
 
     def share(self, state: State) -> Tree:
-        return self.inner.share(state)
+        return {"params": state["params"]}
 
     def task(self, share: Tree, group: Group) -> Contribution:
         if self.how == "slow":
@@ -89,13 +87,15 @@ class Troubled:
             if self.how == "killed" and not Path(self.marker).exists():
                 Path(self.marker).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return self.inner.task(share, group)
+        rows = [np.asarray(x, np.float32).reshape(len(x), 64).mean(0) - share["params"] for x, _ in group]
+        return Contribution({"delta": np.stack(rows)}, group.size)
 
     def merge(self, state: State, tree: Tree) -> State:
-        return self.inner.merge(state, tree)
+        return {"params": state["params"] + np.float32(0.5) * tree["delta"]}
 
     def evaluate(self, share: Tree, group: Group) -> Tree:
-        return self.inner.evaluate(share, group)
+        loss = [np.square(np.asarray(x).reshape(len(x), 64) - share["params"]).sum() for x, _ in group]
+        return {"n": group.size, "loss": np.array(loss), "correct": np.zeros(len(group))}
 
 
 @dataclass
@@ -110,16 +110,28 @@ class Calm:
 
 
 def job(**settings: Any) -> atoll.Job:
-    """Parties are answered for one by one, so that there are chunks to deal out."""
+    """A model so wide that parties are asked one by one."""
     return atoll.Job(**{"method": FedAvg(mlp((150,))), "select": atoll.All(), "rounds": 2, "name": "wide", **settings})
 
 
 def troubled(how: str, marker: str = "", rounds: int = 3) -> atoll.Job:
-    return job(method=Troubled(mlp((150,)), how, marker), rounds=rounds)
+    return job(method=Troubled(how, marker), rounds=rounds)
 
 
 def parties() -> Federated:
     return atoll.data.build({"use": "digits", "clients": 12, "by": "dirichlet", "alpha": 0.5, "test": 0.2}, 0)
+
+
+def channels() -> dict[str, atoll.Channel]:
+    bounded = [atoll.Average(by="expected"), atoll.Clip(1.0)]
+    inside = [*bounded, atoll.Ring(), atoll.Gaussian(0.5, where="distributed")]
+    return {
+        "fedavg": atoll.Channel([atoll.Average()]),
+        "median": atoll.Channel([atoll.Average()], atoll.Each(atoll.Median())),
+        "central noise": atoll.Channel([*bounded, atoll.Gaussian(0.5)]),
+        "distributed noise, secure sum": atoll.Channel(inside, atoll.SecureSum()),
+        "distributed noise, real secure sum": atoll.Channel(inside, atoll.SecureSum(real=True)),
+    }
 
 
 def bits(run: Run) -> str:
@@ -132,6 +144,10 @@ def refusal(kind: type[Exception], act: Callable[[], object]) -> str:
     except kind as error:
         return str(error)
     return "not refused"
+
+
+def on_both(job: atoll.Job, data: Federated, actors: int) -> list[str]:
+    return [bits(atoll.simulate(job, data, workers=0)), bits(atoll.on_ray(job, data, workers=actors))]
 
 
 def died(run: Run) -> list[str]:
@@ -155,20 +171,20 @@ def play_a_machine() -> dict[str, Any]:
         private = {
             "telemetry": [p.environ().get("RAY_USAGE_STATS_ENABLED") for p in family() if "ray::" not in p.name()],
             "ears": sorted({c.laddr.ip.removeprefix("::ffff:") for c in connections() if c.status == "LISTEN"}),
+            "folder": [oct(folder.stat().st_mode & 0o777) for folder in folders(family())],
             "others": sorted({c.raddr.ip.removeprefix("::ffff:") for c in connections() if c.raddr}),
         }
         made[-1].close()
-        data, middle = parties(), job(channel=atoll.Channel([atoll.Average()], atoll.Each(atoll.Median())))
+        data = parties()
         with tempfile.TemporaryDirectory() as folder:
             disturbed = atoll.on_ray(troubled("killed", f"{folder}/once"), data, workers=2)
         found = {
             "processes": len(set(pids) - {os.getpid()}),
-            "fedavg": [bits(atoll.simulate(job(), data, workers=0)), bits(atoll.on_ray(job(), data))],
-            "median": [bits(atoll.simulate(middle, data, workers=0)), bits(atoll.on_ray(middle, data, workers=1))],
+            "bits": {name: on_both(job(channel=how), data, 1 + (name == "fedavg")) for name, how in channels().items()},
             "disturbed": [bits(atoll.simulate(troubled(""), data, workers=0)), bits(disturbed)],
             "died": died(disturbed),
-            "raises": refusal(PartyFailed, lambda: atoll.on_ray(troubled("raise"), data, workers=2)),
-            "exits": refusal(PartyFailed, lambda: atoll.on_ray(troubled("exit"), data, workers=2)),
+            "raises": refusal(PartyFailed, lambda: atoll.on_ray(troubled("raise"), data, workers=1)),
+            "exits": refusal(PartyFailed, lambda: atoll.on_ray(troubled("exit"), data, workers=1)),
             "joined": refusal(NoCluster, lambda: atoll.on_ray(job(), data, address="ray://elsewhere:10001")),
             "lambda": refusal(NoCluster, lambda: RayPool(threading.Lock(), 1)),  # type: ignore[arg-type]
         }
@@ -186,6 +202,7 @@ def play_a_machine() -> dict[str, Any]:
 def play_two_nodes() -> dict[str, Any]:
     """A head and a node, each with an actor; the node is taken away while it works."""
     os.environ |= _private()
+    import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -201,10 +218,33 @@ def play_two_nodes() -> dict[str, Any]:
 
     try:
         run = atoll.on_ray(troubled("slow", rounds=6), parties(), address=cluster.address, sinks=(take_away,))
+        ray.__version__ = "2.0.0"
+        other = refusal(NoCluster, lambda: connect(cluster.address))
+        late = refusal(NoCluster, connect)
     finally:
         cluster.shutdown()
     calm = atoll.simulate(troubled("", rounds=6), parties(), workers=0)
-    return {"bits": [bits(calm), bits(run)], "died": died(run), "taken": taken}
+    return {"bits": [bits(calm), bits(run)], "died": died(run), "taken": taken, "other": other, "late": late}
+
+
+def play_from_afar() -> dict[str, Any]:
+    """A cluster that is reached through its client port."""
+    os.environ |= _private()
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head = {"num_cpus": 1, "include_dashboard": False, "ray_client_server_port": port}
+    cluster, address = Cluster(initialize_head=True, head_node_args=head), f"ray://127.0.0.1:{port}"
+    try:
+        run = atoll.on_ray(troubled(""), parties(), address=address)
+        ray.__version__ = "2.0.0"
+        other = refusal(NoCluster, lambda: connect(address))
+    finally:
+        cluster.shutdown()
+    return {"bits": [bits(atoll.simulate(troubled(""), parties(), workers=0)), bits(run)], "other": other}
 
 
 def play_for_ever() -> dict[str, Any]:
@@ -223,6 +263,12 @@ def family() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 
+def folders(processes: Sequence[psutil.Process]) -> list[Path]:
+    """Where a cluster of this machine has its sockets and logs."""
+    words = " ".join(word for process in processes for word in process.cmdline())
+    return [Path(folder) for folder in sorted(set(re.findall(r"=(/tmp/atoll-ray-\w+)", words)))]
+
+
 def connections() -> list[Any]:
     return [c for p in (psutil.Process(), *family()) for c in p.net_connections("inet")]
 
@@ -237,7 +283,7 @@ def start(play: Callable[[], dict[str, Any]]) -> subprocess.Popen[str]:
 def played(play: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     with start(play) as process:
         try:
-            said, wrong = process.communicate(timeout=240)
+            said, wrong = process.communicate(timeout=600)
         except BaseException:
             process.kill()
             raise
@@ -261,10 +307,16 @@ def test_actors_obey_the_law_of_runtimes(machine: dict[str, Any]) -> None:
 
 @ray_only
 @pytest.mark.slow
-def test_the_bits_are_those_of_the_simulator(machine: dict[str, Any]) -> None:
-    assert len(set(machine["fedavg"])) == 1
-    assert len(set(machine["median"])) == 1
-    assert machine["fedavg"][0] != machine["median"][0]
+@pytest.mark.parametrize("channel", channels())
+def test_the_bits_are_those_of_the_simulator(machine: dict[str, Any], channel: str) -> None:
+    here, there = machine["bits"][channel]
+    assert here == there
+
+
+@ray_only
+@pytest.mark.slow
+def test_channels_differ_but_a_protocol_and_its_simulation_do_not(machine: dict[str, Any]) -> None:
+    assert len({here for here, _ in machine["bits"].values()}) == len(channels()) - 1
 
 
 @ray_only
@@ -294,6 +346,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(machine: dict[str, Any]) -> Non
 def test_a_cluster_of_this_machine_is_private_and_leaves_nothing(machine: dict[str, Any]) -> None:
     assert machine["ears"] == ["127.0.0.1"]
     assert machine["others"] == ["127.0.0.1"]
+    assert machine["folder"] == ["0o700"]
     assert len(machine["telemetry"]) >= 4  # those of the cluster itself; actors have no such thing
     assert set(machine["telemetry"]) == {"0"}
     assert machine["left"] == []
@@ -302,48 +355,97 @@ def test_a_cluster_of_this_machine_is_private_and_leaves_nothing(machine: dict[s
     assert machine["stderr"] == ""
 
 
+@pytest.fixture(scope="module")
+def nodes() -> dict[str, Any]:
+    return played(play_two_nodes)
+
+
 @ray_only
 @pytest.mark.slow
-def test_a_node_taken_away_in_a_round_changes_nothing() -> None:
-    found = played(play_two_nodes)
-    assert found["taken"]
-    assert found["died"]
+def test_a_node_taken_away_in_a_round_changes_nothing(nodes: dict[str, Any]) -> None:
+    assert nodes["taken"]
+    assert nodes["died"]
+    assert len(set(nodes["bits"])) == 1
+
+
+@ray_only
+@pytest.mark.slow
+def test_a_cluster_with_another_ray_is_refused_with_both_versions(nodes: dict[str, Any]) -> None:
+    assert re.match(VERSIONS, nodes["other"])
+
+
+@ray_only
+@pytest.mark.nightly
+def test_a_cluster_is_reached_through_its_client_port() -> None:
+    found = played(play_from_afar)
     assert len(set(found["bits"])) == 1
+    assert re.match(VERSIONS, found["other"])
 
 
 @ray_only
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_an_ended_run(number: signal.Signals) -> None:
-    with start(play_for_ever) as process:
-        assert process.stdout
+def test_a_private_cluster_is_refused_where_ray_has_read_other_settings(nodes: dict[str, Any]) -> None:
+    assert nodes["late"].startswith("Ray was imported before the run")
+
+
+@ray_only
+@pytest.mark.slow
+def test_nothing_outlives_an_ended_run() -> None:
+    ends = (signal.SIGKILL, signal.SIGTERM)
+    with contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(start(play_for_ever)) for _ in ends]
         try:
-            others = [psutil.Process(pid) for pid in json.loads(process.stdout.readline())]
-            names = {other: other.name() for other in others}
-            folder = re.search(r"/tmp/atoll-ray-\w+", " ".join(word for other in others for word in other.cmdline()))
-            process.send_signal(number)
-            process.communicate(timeout=30)
+            for run, end in zip(runs, ends, strict=True):
+                assert run.stdout
+                others = [psutil.Process(pid) for pid in json.loads(run.stdout.readline())]
+                [folder] = folders(others)
+                assert folder.exists()
+                assert any("ray::Hand" in p.name() for p in others)
+                assert any("Agent" in p.name() for p in others)
+                run.send_signal(end)
+                assert run.wait(timeout=30) != 0
+                _, alive = psutil.wait_procs(others, timeout=30)
+                assert alive == []
+                assert not folder.exists()
         finally:
-            process.kill()
-    assert process.returncode != 0
-    assert any("ray::Hand" in name for name in names.values())
-    _, alive = psutil.wait_procs(others, timeout=10)
-    # Without a farewell Ray's two agents look for their server for a minute; they do no work.
-    agents = {p for p in alive if number is signal.SIGKILL and "Agent" in names[p]}
-    assert set(alive) == agents
-    for agent in agents:
-        agent.kill()
-    assert folder
-    assert number is signal.SIGKILL or not Path(folder[0]).exists()
-    shutil.rmtree(folder[0], ignore_errors=True)
+            for run in runs:
+                run.kill()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not say who has which file open")
+def test_only_workers_of_that_cluster_are_swept_away_with_its_folder(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "mine too"
+    for folder in (mine, other):
+        folder.mkdir()
+        (folder / "log").touch()
+    text = "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    who = [
+        ("ray::Hand", mine, ""), ("python", other, f"--logs={mine}/a"), ("somebody", mine, f"{mine}/a"),
+        ("ray::Hand", other, ""),
+    ]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        processes = [
+            stack.enter_context(
+                subprocess.Popen([name, "-c", text, str(folder / "log"), more], executable=sys.executable, **pipes)
+            )
+            for name, folder, more in who
+        ]
+        for process in processes:
+            process.stdout.readline()
+        sweep(str(mine))
+        assert [process.wait(timeout=10) for process in processes[:2]] == [-signal.SIGKILL] * 2
+        assert [process.poll() for process in processes[2:]] == [None, None]
+    assert not mine.exists()
+    assert other.exists()
 
 
 def test_where_nobody_is_there_it_is_said_at_once() -> None:
     with socket.socket() as taken:  # bound, and deaf
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        for where in (address, f"ray://{address}", "ray://127.0.0.1:99999"):
-            with pytest.raises(NoCluster, match=f"no Ray cluster at {where} "):
+        for where, port in ((address, 6379), (f"ray://{address}", 10001), ("ray://127.0.0.1:99999", 10001)):
+            with pytest.raises(NoCluster, match=f"no Ray cluster at {where} .*: start one there .* {port} by default"):
                 _knock(where)
 
 

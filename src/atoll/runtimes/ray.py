@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import secrets
-import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import warnings
@@ -18,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from atoll.core.tree import Tree
+from atoll.runtimes import sweep
 from atoll.runtimes.pool import SLOTS, TRIES, failure
 from atoll.runtimes.workers import Answer, Chunk, PartyFailed, Worker
 
@@ -253,7 +256,8 @@ def _alone() -> dict[str, str]:
 def _line(error: Exception) -> str:
     """Return the line of an error that says most: Ray's are long, and end with the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    cause = lines[-1] if "creation task" in str(error) else lines[0] if lines else ""
+    deep = "creation task" in str(error) or "Traceback" in str(error)
+    cause = lines[-1] if deep else lines[0] if lines else ""
     return f"{type(error).__name__}: {cause}".rstrip(":. ")
 
 
@@ -277,6 +281,7 @@ def connect(address: str | None = None, cpus: int | None = None) -> Callable[[],
     """
     address = None if address == "local" else address
     with contextlib.ExitStack() as leave, _environment(**_private()) if address is None else contextlib.nullcontext():
+        in_time = address is not None or _import_privately()
         ray = _ray()
         if ray.is_initialized():
             if address is not None:
@@ -286,29 +291,46 @@ def connect(address: str | None = None, cpus: int | None = None) -> Callable[[],
         where: dict[str, Any] = {"address": address}
         if address is not None:
             _knock(address)
+        elif not in_time:
+            raise NoCluster(
+                "Ray was imported before the run, with settings that let a cluster listen to the network: "
+                "import ray later or run in another process, or call ray.init yourself and that cluster is used"
+            )
         else:
             if tuple(map(int, ray.__version__.split(".")[:2])) < (2, 52):
                 raise NoCluster(f"Ray {ray.__version__} starts clusters without a password: install 2.52 or later")
-            # The names of Ray's sockets are long and those of the system short; nobody else may enter the folder.
-            folder = tempfile.mkdtemp(prefix="atoll-ray-", dir="/tmp" if os.name == "posix" else None)  # noqa: S108
-            leave.callback(shutil.rmtree, folder, ignore_errors=True)
             where = {
                 "address": "local", "num_cpus": cpus, "include_dashboard": False, "_node_ip_address": LOOPBACK,
-                "_temp_dir": folder,
+                "_temp_dir": leave.enter_context(_folder()),
             }  # fmt: skip
         leave.callback(ray.shutdown)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX's; Ray's fork ends in exec at once
+                warnings.filterwarnings("ignore", "Ray Client connection timed out", UserWarning)  # it raises as well
                 ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
-            raise NoCluster(f"no Ray cluster at {address or 'this machine'} ({_line(error)})") from None
+            raise NoCluster(_shut_out(address, error)) from None
         if address is None and ray.util.get_node_ip_address() != LOOPBACK:
-            raise NoCluster(
-                "Ray would listen to the network, as it was imported before the run: "
-                "import ray after it, or call ray.init yourself and it is used as it is"
-            )
+            raise NoCluster(f"Ray {ray.__version__} listens to the network although it was told not to")
         return leave.pop_all().close
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """Lend a folder for a cluster's sockets and logs. It goes with this process, and so do the actors and agents there.
+
+    Of Ray's processes most end with ours, whatever ends it. Two agents first report to a server that is dead too, for a
+    minute that no setting shortens: another process sees our end and ends them.
+    """
+    # The names of Ray's sockets are long and those of the system short. Ray opens its folder to everybody: it gets one
+    # inside another that only we may enter.
+    folder = tempfile.mkdtemp(prefix="atoll-ray-", dir="/tmp" if os.name == "posix" else None)  # noqa: S108
+    command = [sys.executable, "-I", "-S", sweep.__file__, folder]
+    silent: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # Ctrl-C and what else is sent to a terminal's processes must not end it before us.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, **silent, start_new_session=True):  # noqa: S603
+        yield os.path.join(folder, "r")
 
 
 def _knock(address: str) -> None:
@@ -319,7 +341,23 @@ def _knock(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
     except (OSError, OverflowError) as error:
-        raise NoCluster(f"no Ray cluster at {address} ({error})") from None
+        raise NoCluster(_shut_out(address, error)) from None
+
+
+def _shut_out(address: str | None, error: Exception) -> str:
+    """Say why there is no way into a cluster, and what to do."""
+    if "Version mismatch" in str(error):
+        # Ray says it in six lines: its own version and Python's, there and here.
+        found = [f"{name} {number}" for name, number in re.findall(r"(Ray|Python): (\S+)", str(error))]
+        there, here = " and ".join(found[:2]), " and ".join(found[2:])
+        return f"the Ray cluster at {address} has {there}, this process has {here}: install the same on both sides"
+    if address is None:
+        return f"Ray cannot start on this machine ({_line(error)}): without Ray the same run is atoll run --workers N"
+    if address == "auto":
+        why = "" if "Could not find any running" in str(error) else f" ({_line(error)})"
+        return f"no Ray cluster on this machine{why}: start one with ray start --head, or name none (--on ray)"
+    port = "its client port, 10001 by default" if address.startswith("ray://") else "its own port, 6379 by default"
+    return f"no Ray cluster at {address} ({_line(error)}): start one there with ray start --head, and name {port}"
 
 
 def _private() -> dict[str, str]:
@@ -330,6 +368,14 @@ def _private() -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": _token(),
     }
+
+
+@lru_cache(maxsize=1)
+def _import_privately() -> bool:
+    """Import Ray with the settings of a private cluster, as it reads them once; say whether this came in time."""
+    in_time = "ray" not in sys.modules
+    _ray()
+    return in_time
 
 
 def _answer_to_sigterm(how: Any) -> None:

@@ -26,6 +26,7 @@ from atoll.runtimes.network.roster import Unreadable
 from atoll.runtimes.network.tls import RENEW, Insecure, PartySide, ServerSide, Unknown, grpc_library, split
 
 SLICE = 1.0  # seconds after which a waiting call looks whether it is still wanted
+SURE = 5  # handshakes in a row that seem to be refused, after which they are
 SENTENCE = 1000  # most characters of a reason that is sent
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -222,6 +223,10 @@ class _Later(Exception):
     """Not now; the party tries again."""
 
 
+class _Seemingly(Refused):
+    """What a handshake seems to say: a server that is killed in the middle of one, or a bad line, looks the same."""
+
+
 class PartyTransport:
     """A party's end of the line. What can be repeated is tried again until `times.patience` is over."""
 
@@ -313,13 +318,15 @@ class PartyTransport:
     def _persist(self, once: Callable[[], T]) -> T:
         """Try until it works, is refused, or patience ends."""
         grpc = grpc_library()
-        until = time.monotonic() + self._times.patience
+        until, seemingly = time.monotonic() + self._times.patience, 0
         for pause in delays(secrets.randbits(64)):
             try:
                 return once()
             except grpc.RpcError as error:
                 meaning = self._meaning(error)
-            if isinstance(meaning, Refused) or time.monotonic() + pause > until:
+            seemingly = seemingly + 1 if isinstance(meaning, _Seemingly) else 0
+            sure = isinstance(meaning, Refused) and seemingly in (0, SURE)
+            if sure or time.monotonic() + pause > until:
                 raise meaning
             time.sleep(pause)
         raise AssertionError("delays never end")
@@ -334,8 +341,7 @@ class PartyTransport:
             return Refused(said)
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(f"the server at {self._address} does not speak {SERVICE}: upgrade the older of the two")
-        # A server that is killed in the middle of a handshake looks like one that refuses: that one does so again.
         trouble = self._credentials.trouble(self._address) if code == grpc.StatusCode.UNAVAILABLE else None
-        if trouble and self._credentials.trouble(self._address) == trouble:
-            return Refused(trouble)
+        if trouble:
+            return _Seemingly(trouble)
         return Unreachable(f"the server at {self._address} does not answer ({code.name.lower()}: {said[:SENTENCE]})")
