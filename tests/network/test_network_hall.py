@@ -29,6 +29,7 @@ from atoll.runtimes.network.message import (
     Receipt,
     answer_layout,
     read_envelope,
+    read_tree,
     write_envelope,
     write_tree,
 )  # fmt: skip
@@ -221,3 +222,71 @@ def test_sums_do_not_depend_on_who_comes_first(room: Room) -> None:
 def test_nobody_there_ends_the_wait(room: Room) -> None:
     with pytest.raises(NobodyThere, match="of 9 parties came"):
         room.hall.wait_for(9, 0.3)
+
+
+def test_with_late_answers_nobody_is_asked_while_at_work_and_old_answers_say_how_old(room: Room) -> None:
+    def step(t: int, *who: str) -> Any:
+        found: list[Any] = []
+        body = {"t": t, "share": np.zeros(3, np.float32)}
+        ask = Ask(np.arange(3), "contribute", body, enough=len(who), late=2)
+        thread = threading.Thread(target=lambda: found.append(room.hall.ask(ask)))
+        thread.start()
+        for name in who:
+            assert room.push(name, answer()).accepted
+        thread.join(30)
+        (replies,) = found
+        return replies.parties.tolist(), replies.each["age"].tolist(), replies.facts["asked"]
+
+    assert step(0, "ada", "ben") == ([0, 1], [0, 0], 3)  # cleo is at work
+    assert step(1, "cleo", "ada") == ([0, 2], [0, 1], 2)  # what cleo gives is an answer to round 0; ben is at work
+    assert step(2, "ada", "cleo") == ([0, 2], [0, 0], 2)
+    late = room.lines["ben"].pull(10)
+    assert late is not None
+    with late:
+        old = read_envelope(QuestionHead, late.header.envelope)
+    assert old.t == 1
+    assert step(3, "ada", "cleo") == ([0, 2], [0, 0], 2)  # after this, an answer to round 1 would be too old
+    body = write_tree(answer())
+    made = header_of("answer", "x", body)
+    head = write_envelope(AnswerHead(old.run, old.number, made.size, made.sha256, 0.1))
+    receipt = read_envelope(
+        Receipt, room.lines["ben"].push(Header(made.kind, made.id, made.size, made.sha256, head), body)
+    )
+    assert not receipt.accepted
+    assert "closed" in receipt.reason
+    assert step(4, "ada", "ben", "cleo") == ([0, 1, 2], [0, 0, 0], 3)
+
+
+def test_a_party_may_decline_and_the_others_are_enough(room: Room) -> None:
+    def act() -> None:
+        for name in ("ada", "cleo"):
+            assert room.push(name, answer()).accepted
+        parcel = room.lines["ben"].pull(10)
+        assert parcel is not None
+        with parcel:
+            head = read_envelope(QuestionHead, parcel.header.envelope)
+        made = header_of("answer", "x", b"")
+        no = AnswerHead(head.run, head.number, made.size, made.sha256, 0.1, "not at this hour")
+        sealed = Header(made.kind, made.id, made.size, made.sha256, write_envelope(no))
+        assert not read_envelope(Receipt, room.lines["ben"].push(sealed, b"")).accepted
+
+    replies = room.ask(act)
+    assert replies.parties.tolist() == [0, 2]
+    assert np.array_equal(replies.sums["vector"], 2 * GOOD[0])
+    assert [n.facts["why"] for n in room.notes.notes if n.what == "declined"] == ["not at this hour"]
+
+
+def test_each_party_may_be_asked_something_of_its_own(room: Room) -> None:
+    seen: dict[str, int] = {}
+
+    def act() -> None:
+        for name in NAMES:
+            parcel = room.lines[name].pull(10)
+            assert parcel is not None
+            with parcel:
+                body = parcel.body.read()
+            seen[name] = int(read_tree(body, len(body))["mine"])
+            assert room.push(name, answer()).accepted
+
+    room.ask(act, each={p: {"mine": 10 * p} for p in range(3)})
+    assert seen == {"ada": 0, "ben": 10, "cleo": 20}
