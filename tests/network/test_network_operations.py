@@ -396,7 +396,7 @@ def test_services_use_options_that_there_are() -> None:
         assert not [option for option in options if f"{option} " not in shown], options
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_hospitals_learn_together_and_leave_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "three_hospitals.py"), "--rounds", "3"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -177,7 +177,7 @@ def play_a_machine() -> dict[str, Any]:
         made[-1].close()
         data = parties()
         with tempfile.TemporaryDirectory() as folder:
-            disturbed = atoll.on_ray(troubled("killed", f"{folder}/once"), data, workers=2)
+            disturbed = atoll.on_ray(troubled("killed", f"{folder}/once"), data, workers=1)
         found = {
             "processes": len(set(pids) - {os.getpid()}),
             "bits": {name: on_both(job(channel=how), data, 1 + (name == "fedavg")) for name, how in channels().items()},
@@ -255,7 +255,7 @@ def play_for_ever() -> dict[str, Any]:
             sys.stdout.write(json.dumps([p.pid for p in family()]) + "\n")
             sys.stdout.flush()
 
-    atoll.on_ray(troubled("", rounds=1_000_000), parties(), workers=2, sinks=(tell,))
+    atoll.on_ray(troubled("", rounds=1_000_000), parties(), workers=1, sinks=(tell,))
     return {}
 
 
@@ -280,23 +280,38 @@ def start(play: Callable[[], dict[str, Any]]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def played(play: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    with start(play) as process:
-        try:
-            said, wrong = process.communicate(timeout=600)
-        except BaseException:
-            process.kill()
-            raise
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    said, wrong = process.communicate(timeout=600)
     assert process.returncode == 0, wrong
     return {**json.loads(said.splitlines()[-1]), "stderr": wrong}
+
+
+@contextlib.contextmanager
+def playing(*plays: Callable[[], dict[str, Any]]) -> Iterator[list[subprocess.Popen[str]]]:
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(start(play)) for play in plays]
+        for process in processes:
+            stack.callback(process.kill)
+        yield processes
 
 
 # --- what comes of it -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def machine() -> dict[str, Any]:
-    return played(play_a_machine)
+def plays() -> Iterator[list[subprocess.Popen[str]]]:
+    with playing(play_a_machine, play_two_nodes) as processes:  # both wait a lot: they do so together
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def machine(plays: list[subprocess.Popen[str]]) -> dict[str, Any]:
+    return told(plays[0])
+
+
+@pytest.fixture(scope="module")
+def nodes(plays: list[subprocess.Popen[str]]) -> dict[str, Any]:
+    return told(plays[1])
 
 
 @ray_only
@@ -324,7 +339,7 @@ def test_channels_differ_but_a_protocol_and_its_simulation_do_not(machine: dict[
 def test_a_killed_actor_is_replaced_and_noted(machine: dict[str, Any]) -> None:
     assert len(set(machine["disturbed"])) == 1
     assert len(machine["died"]) == 1
-    assert re.match(r"actor [01] on 127\.0\.0\.1: ActorDiedError", machine["died"][0])
+    assert re.match(r"actor 0 on 127\.0\.0\.1: ActorDiedError", machine["died"][0])
 
 
 @ray_only
@@ -355,11 +370,6 @@ def test_a_cluster_of_this_machine_is_private_and_leaves_nothing(machine: dict[s
     assert machine["stderr"] == ""
 
 
-@pytest.fixture(scope="module")
-def nodes() -> dict[str, Any]:
-    return played(play_two_nodes)
-
-
 @ray_only
 @pytest.mark.slow
 def test_a_node_taken_away_in_a_round_changes_nothing(nodes: dict[str, Any]) -> None:
@@ -377,7 +387,8 @@ def test_a_cluster_with_another_ray_is_refused_with_both_versions(nodes: dict[st
 @ray_only
 @pytest.mark.nightly
 def test_a_cluster_is_reached_through_its_client_port() -> None:
-    found = played(play_from_afar)
+    with playing(play_from_afar) as [process]:
+        found = told(process)
     assert len(set(found["bits"])) == 1
     assert re.match(VERSIONS, found["other"])
 
@@ -392,24 +403,19 @@ def test_a_private_cluster_is_refused_where_ray_has_read_other_settings(nodes: d
 @pytest.mark.slow
 def test_nothing_outlives_an_ended_run() -> None:
     ends = (signal.SIGKILL, signal.SIGTERM)
-    with contextlib.ExitStack() as stack:
-        runs = [stack.enter_context(start(play_for_ever)) for _ in ends]
-        try:
-            for run, end in zip(runs, ends, strict=True):
-                assert run.stdout
-                others = [psutil.Process(pid) for pid in json.loads(run.stdout.readline())]
-                [folder] = folders(others)
-                assert folder.exists()
-                assert any("ray::Hand" in p.name() for p in others)
-                assert any("Agent" in p.name() for p in others)
-                run.send_signal(end)
-                assert run.wait(timeout=30) != 0
-                _, alive = psutil.wait_procs(others, timeout=30)
-                assert alive == []
-                assert not folder.exists()
-        finally:
-            for run in runs:
-                run.kill()
+    with playing(play_for_ever, play_for_ever) as runs:
+        for run, end in zip(runs, ends, strict=True):
+            assert run.stdout
+            others = [psutil.Process(pid) for pid in json.loads(run.stdout.readline())]
+            [folder] = folders(others)
+            assert folder.exists()
+            assert any("ray::Hand" in p.name() for p in others)
+            assert any("Agent" in p.name() for p in others)
+            run.send_signal(end)
+            assert run.wait(timeout=30) != 0
+            _, alive = psutil.wait_procs(others, timeout=30)
+            assert alive == []
+            assert not folder.exists()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not say who has which file open")

@@ -325,7 +325,8 @@ def _folder() -> Iterator[str]:
     """
     # The names of Ray's sockets are long and those of the system short. Ray opens its folder to everybody: it gets one
     # inside another that only we may enter.
-    folder = tempfile.mkdtemp(prefix="atoll-ray-", dir="/tmp" if os.name == "posix" else None)  # noqa: S108
+    room = os.path.realpath("/tmp") if os.name == "posix" else None  # noqa: S108 - files are known by their real names
+    folder = tempfile.mkdtemp(prefix="atoll-ray-", dir=room)
     command = [sys.executable, "-I", "-S", sweep.__file__, folder]
     silent: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     # Ctrl-C and what else is sent to a terminal's processes must not end it before us.

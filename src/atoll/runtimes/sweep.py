@@ -40,7 +40,7 @@ def files(process: Path) -> Iterator[str]:
 def sweep(folder: str) -> None:
     """End those of Ray's processes that live in a folder, then remove it."""
     for _ in range(TRIES):
-        left = tenants(os.path.realpath(folder))
+        left = tenants(folder)
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

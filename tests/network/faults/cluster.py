@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,15 @@ class Cluster:
 
     def rounds(self) -> int:
         return max((fact["round"] for fact in self.facts("round")), default=0)
+
+    def rows(self, query: str) -> list[Any]:
+        """Look into what the server remembers."""
+        with closing(sqlite3.connect(f"file:{self.run}/server.sqlite?mode=ro", uri=True)) as db:
+            return db.execute(query).fetchall()
+
+    def finished(self) -> bool:
+        """Whether the run has ended with a model, also if its server was killed after that."""
+        return (self.run / "model.safetensors").exists() and self.rows("SELECT state FROM runs") == [("finished",)]
 
     def newest(self) -> int:
         """The round of the newest checkpoint, -1 if there is none."""

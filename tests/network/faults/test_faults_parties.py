@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
@@ -31,10 +30,7 @@ def going(federation: Cluster, rounds: int = 3, answered: int = 3) -> float:
 
 
 def numbers(federation: Cluster) -> list[tuple[int, str]]:
-    with sqlite3.connect(f"file:{federation.run}/server.sqlite?mode=ro", uri=True) as db:
-        found = db.execute("SELECT party, name FROM members ORDER BY party").fetchall()
-    db.close()
-    return found
+    return federation.rows("SELECT party, name FROM members ORDER BY party")
 
 
 def halt(federation: Cluster, party: subprocess.Popen[str]) -> list[psutil.Process]:
