@@ -211,7 +211,12 @@ def _kept(folder: Path, text: str) -> Any:
     try:
         record = read(folder)
     except NoRun:
-        (folder / "job.toml").write_text(text, encoding="utf-8")
+        from atoll.runtimes.network.disk import Unwritable
+
+        try:
+            (folder / "job.toml").write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise Unwritable(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
         return None
     from atoll.jobfile import dumps
 
