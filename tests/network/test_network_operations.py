@@ -316,7 +316,7 @@ def test_stop_waits_for_the_end_and_says_how_to_go_on(operated: Operated) -> Non
     assert operated.status()["state"] == "waiting"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_is_seen_alive_stuck_killed_and_finished(operated: Operated) -> None:
     server = operated.serve("--health", "127.0.0.1:0")
     assert (operated.status()["state"], operated.status()["needed"]) == ("waiting", 3)

@@ -49,7 +49,7 @@ def whole(federation: Cluster, rounds: int) -> None:
     assert federation.model() == undisturbed(job(rounds))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_line_that_breaks_again_and_again_changes_nothing(
     cluster: Callable[..., Cluster], line: Callable[..., Proxy]
 ) -> None:

@@ -67,7 +67,7 @@ def killed_and_back(federation: Cluster, parties: list[subprocess.Popen[str]], k
     return noticed, back
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_party_is_missed_and_is_back_in_the_next_round(cluster: Callable[..., Cluster]) -> None:
     federation = cluster(job(ENDLESS))
     federation.serve()
@@ -146,7 +146,7 @@ def started(federation: Cluster) -> tuple[subprocess.Popen[str], list[subprocess
     return server, parties
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_party_that_is_told_to_end_takes_its_child_along_and_says_goodbye(cluster: Callable[..., Cluster]) -> None:
     federation = cluster(job(ENDLESS))
     _, parties = started(federation)
