@@ -227,6 +227,7 @@ def test_a_job_that_cannot_be_cut_is_refused_before_it_starts(digits: Federated)
 
 @pytest.mark.data
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_batches_learn_as_random_cohorts_do_and_groups_slowly() -> None:
     """Target 7: softmax on MNIST, 120 parties, 12 in a round, each away with probability .3."""
 

@@ -38,6 +38,7 @@ def test_few_bytes_cost_little_accuracy() -> None:
     assert sent < 0.032 * whole
 
 
+@pytest.mark.nightly
 def test_one_number_in_a_hundred_is_enough_if_parties_come_back() -> None:
     """In 200 rounds a party is asked some twenty times, and what it left out gets its turn."""
     data = atoll.data.load("mnist").split(100, by="iid", seed=0)
