@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +29,7 @@ from atoll.join import Declined, Party, dialogue_of
 from atoll.journal import Journal
 from atoll.party import assembled, assess, data_of
 from atoll.runtimes.network.audit import Audit, spent_this_month
-from atoll.runtimes.network.calls import Times
+from atoll.runtimes.network.calls import Limits, Times
 from atoll.runtimes.network.hall import Hall, NobodyThere
 from atoll.runtimes.network.message import Hello, Layout, Welcome, read_envelope, write_envelope
 from atoll.runtimes.network.policy import Policy
@@ -46,7 +46,7 @@ class Below:
 
     address: str
     credentials: Any
-    roster: Callable[[], list[tuple[str, str]]]
+    roster: Callable[[], Mapping[str, str]]
     parties: int | None = None  # that must be there before the first question is passed on; default: all
     first: int = 0  # the number of its first party: edges that count on from each other have no two of one number
 
@@ -93,7 +93,7 @@ def _hall(
     check_below(made)
     with ExitStack() as stack:
         store = stack.enter_context(Store(folder))
-        store.enrol(known, below.first)
+        store.enrol([*known.items()], below.first)
         run = welcome.run
         if is_new(store, run):
             store.create(run)
@@ -101,9 +101,10 @@ def _hall(
         hall = Hall(
             run, store, journal, Worker({}, {}, said.seed), answer_layouts(made, len(known)),
             data=sample_layout(data), classes=seat.classes, job=seat.job, manifest=welcome.manifest,
-            key_of=lambda who: dict(below.roster())[who], times=times,
+            key_of=lambda who: below.roster()[who], times=times,
         )  # fmt: skip
-        transport = ServerTransport(below.address, below.credentials, hall, times=times, folder=folder)
+        limits = Limits.of(len(known))
+        transport = ServerTransport(below.address, below.credentials, hall, limits=limits, times=times, folder=folder)
         store.move(run, "running")
         ready(transport.start())
         stack.callback(transport.stop)

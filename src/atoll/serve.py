@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def serve(
     *,
     address: str,
     credentials: Any,
-    roster: Callable[[], list[tuple[str, str]]],
+    roster: Callable[[], Mapping[str, str]],
     folder: str | Path,
     parties: int | None = None,
     seeded: bool = False,
@@ -89,7 +89,7 @@ def serve(
     `seeded` draws noise by address, which only tests on one machine may. `health` is an address of this machine, for
     monitors.
     """
-    from atoll.runtimes.network.calls import Times
+    from atoll.runtimes.network.calls import Limits, Times
     from atoll.runtimes.network.store import Store
     from atoll.runtimes.network.transport import ServerTransport
     from atoll.runtimes.network.watch import Watch
@@ -103,7 +103,7 @@ def serve(
     job = as_served(job)
     first = assemble(job, remote(data, [1] * len(known)), seed)
     with Watch(folder, job.rounds, health) as watch, Store(folder) as store:
-        store.enrol(known)
+        store.enrol([*known.items()])
         name = folder.name
         if is_new(store, name):
             store.create(name)
@@ -112,7 +112,8 @@ def serve(
         journal = Journal(folder, rest=0.0, sinks=(*sinks, watch))
         hall = _hall(store, journal, first, data, text, roster, times, memory)
         watch.follow(hall.snapshot)
-        transport = ServerTransport(address, credentials, hall, times=times, folder=folder)
+        limits = Limits.of(len(known))
+        transport = ServerTransport(address, credentials, hall, limits=limits, times=times, folder=folder)
         state, reason = "failed", "the server ended unexpectedly"
         try:
             store.move(name, "running")
@@ -143,7 +144,7 @@ def serve(
 
 def _hall(
     store: Any, journal: Journal, first: Assembled, data: Federated, text: str,
-    roster: Callable[[], list[tuple[str, str]]], times: Any, memory: Any,
+    roster: Callable[[], Mapping[str, str]], times: Any, memory: Any,
 ) -> Any:  # fmt: skip
     from atoll.runtimes.network.hall import Hall
     from atoll.runtimes.workers import Worker
@@ -151,7 +152,7 @@ def _hall(
     return Hall(
         store.path.parent.name, store, journal, Worker(first.handlers, first.rooms, first.plan.seed),
         answer_layouts(first, len(roster())), data=sample_layout(data), classes=data.classes, job=text,
-        manifest=hashlib.sha256(text.encode()).digest(), key_of=lambda who: dict(roster())[who], times=times,
+        manifest=hashlib.sha256(text.encode()).digest(), key_of=lambda who: roster()[who], times=times,
         elapsed=float(memory["elapsed"]) if memory else 0.0,
     )  # fmt: skip
 

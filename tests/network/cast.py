@@ -85,7 +85,7 @@ class Cast:
 
     def open(self, job: str, **settings: Any) -> str:
         from atoll.data import build
-        from atoll.runtimes.network.roster import RosterFile, key_text
+        from atoll.runtimes.network.roster import RosterFile
         from atoll.runtimes.network.tls import ServerSide
         from atoll.serve import serve
 
@@ -100,7 +100,7 @@ class Cast:
                 self.found["served"] = serve(
                     said.job, build(said.data, said.seed), said.seed, address="127.0.0.1:0",
                     credentials=ServerSide(self.server, file),
-                    roster=lambda: [(name, key_text(key)) for name, key in file.now().keys.items()],
+                    roster=lambda: file.now().texts,
                     folder=self.folder / "run", seeded=self.seeded, ready=listening, **settings,
                 )  # fmt: skip
             except BaseException as error:

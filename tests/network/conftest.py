@@ -26,6 +26,7 @@ class Echo:
         self.questions: dict[str, queue.Queue[Any]] = {}
         self.calls: list[tuple[Any, ...]] = []
         self.bodies: dict[str, str] = {}
+        self.seen: set[str] = set()
         self.hold = threading.Event()
         self.hold.set()
 
@@ -56,7 +57,7 @@ class Echo:
         return f"{name} {header.id} {header.size}".encode()
 
     def here(self, name: str) -> None:
-        pass
+        self.seen.add(name)
 
     def goodbye(self, name: str) -> None:
         self.calls.append(("goodbye", name))

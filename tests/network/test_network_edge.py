@@ -33,12 +33,12 @@ def stand(parent: str, folder: str, name: str, server: str, roster: str, first: 
     """Be an edge, in a process of its own."""
     from atoll.edge import Below, edge
     from atoll.runtimes.network.policy import Policy
-    from atoll.runtimes.network.roster import RosterFile, key_text, load_key, peer_of
+    from atoll.runtimes.network.roster import RosterFile, load_key, peer_of
     from atoll.runtimes.network.tls import PartySide, ServerSide
 
     place, file = Path(folder), RosterFile(roster)
     up = PartySide(load_key(place / f"{name}.key"), peer_of(server))
-    rows = lambda: [(who, key_text(key)) for who, key in file.now().keys.items()]  # noqa: E731
+    rows = lambda: file.now().texts  # noqa: E731
     below = Below("127.0.0.1:0", ServerSide(up.member, file), rows, None, first)
     policy = Policy(allow_plain=True, allow_metrics=True, roster=str(place / "roster"))
     why = edge(parent, up, name, policy, place / name, below, server=server, seeded=True,

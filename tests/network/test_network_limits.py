@@ -97,6 +97,39 @@ def test_an_upload_ends_in_time_however_lively(federation: Any) -> None:
     assert time.monotonic() - began < 8
 
 
+def test_bodies_wait_for_their_turn_and_who_waits_is_there(federation: Any) -> None:
+    federation.let_in(federation.alice, federation.bob)
+    federation.serve(limits=Limits(bodies=1), times=Times(silence=4.0))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        yield msgspec.msgpack.encode(Header("a", "1", 2 * CHUNK, bytes(32)))
+        begun.set()
+        yield bytes(CHUNK)
+        go_on.wait(15)
+
+    def hold() -> None:
+        with pytest.raises(grpc.RpcError):
+            federation.raw("Push", messages())
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    begun.wait(5)
+    time.sleep(0.5)
+    got: list[bytes] = []
+    waiting = threading.Thread(
+        target=lambda: got.append(federation.party(federation.bob).push(header_of("b", "2", b"x"), b"x"))
+    )
+    waiting.start()
+    time.sleep(2.5)
+    assert not got
+    assert "bob" in federation.service.seen
+    go_on.set()
+    waiting.join(10)
+    holder.join(10)
+    assert got == [b"bob 2 1"]
+
+
 SERVER = """
 import sys
 from pathlib import Path

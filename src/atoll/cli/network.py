@@ -28,7 +28,7 @@ def serve_job(
     from atoll.data import build
     from atoll.jobfile import load
     from atoll.runtimes.network.calls import Times
-    from atoll.runtimes.network.roster import RosterFile, key_text, load_key
+    from atoll.runtimes.network.roster import RosterFile, load_key
     from atoll.runtimes.network.tls import Insecure, ServerSide
     from atoll.runtimes.network.watch import last_said
     from atoll.serve import serve
@@ -49,7 +49,7 @@ def serve_job(
         try:
             done = serve(
                 said.job, build(said.data, said.seed), said.seed, address=address, credentials=credentials,
-                roster=lambda: [(name, key_text(k)) for k, name in file.now().names.items()], folder=run,
+                roster=lambda: file.now().texts, folder=run,
                 parties=parties, times=Times(answer=deadline, patience=patience), health=health, ready=ready,
                 sinks=(progress if form is Form.text else log_note,),
             )  # fmt: skip
@@ -96,7 +96,7 @@ def edge_of(
     """Stand between a server and the parties of a roster for as long as the job lasts."""
     from atoll.edge import Below, edge
     from atoll.runtimes.network.policy import Policy
-    from atoll.runtimes.network.roster import RosterFile, key_text, load_key, peer_of
+    from atoll.runtimes.network.roster import RosterFile, load_key, peer_of
     from atoll.runtimes.network.tls import PartySide, ServerSide
 
     with speaking(form) as say:
@@ -105,7 +105,7 @@ def edge_of(
         up = PartySide(_key(key, load_key), peer_of(server))
         below = Below(
             address, ServerSide(up.member, file),
-            lambda: [(name, key_text(k)) for k, name in file.now().names.items()], parties, first,
+            lambda: file.now().texts, parties, first,
         )  # fmt: skip
         why = edge(
             parent, up, up.member.name, limits, folder, below, server=server, say=lambda text: say("told", text),

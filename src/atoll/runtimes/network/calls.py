@@ -42,6 +42,12 @@ class Limits:
     memory: int = 1 << 20  # bytes of a body kept in memory; what is longer goes to a file
     threads: int = 256  # calls served at a time, of which three quarters may be waiting ones
     streams: int = 8  # calls at a time on one connection
+    bodies: int = 64  # of all those on their way, sent or taken at a time; others wait for their turn
+
+    @classmethod
+    def of(cls, parties: int) -> Limits:
+        """For a server of so many parties, each of which may have a call that waits; more than 2,000 have to poll."""
+        return cls(threads=min(max(cls.threads, 2 * parties), 4096))
 
 
 LIMITS = Limits()
@@ -82,7 +88,7 @@ def settings(times: Times) -> list[tuple[str, Any]]:
         ("grpc.max_metadata_size", 1 << 14),
         # What is read ahead of a body does not grow with the line, so that many uploads do not fill the memory.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", 1 << 20),
+        ("grpc.http2.lookahead_bytes", 1 << 18),
         # A message that grows when it is unpacked would pass the limit above.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.keepalive_time_ms", half),

@@ -107,23 +107,27 @@ class Roster:
 
     keys: Mapping[str, bytes]
     names: Mapping[bytes, str] = field(init=False, repr=False)
+    texts: Mapping[str, str] = field(init=False, repr=False)  # the keys as lines write them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", MappingProxyType({key: name for name, key in self.keys.items()}))
+        object.__setattr__(self, "texts", MappingProxyType({name: key_text(k) for name, k in self.keys.items()}))
 
     @classmethod
     def load(cls, path: str | Path) -> Roster:
         keys: dict[str, bytes] = {}
+        taken: set[bytes] = set()
         for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             try:
                 peer = peer_of(line)
                 refuse_if(peer.name in keys, f"the name {peer.name!r} is there twice")
-                refuse_if(peer.key in keys.values(), f"the key of {peer.name!r} is there twice")
+                refuse_if(peer.key in taken, f"the key of {peer.name!r} is there twice")
             except Refused as reason:
                 raise Refused(f"{path}:{number}: {reason}") from None
             keys[peer.name] = peer.key
+            taken.add(peer.key)
         return cls(MappingProxyType(keys))
 
 

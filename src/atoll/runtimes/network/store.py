@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -158,26 +157,22 @@ class Store:
                 done = db.execute("UPDATE members SET key = ?, listed = 1 WHERE name = ?", (key, name))
                 if not done.rowcount:
                     last += 1
-                    db.execute("INSERT INTO members VALUES (?, ?, ?, 1, NULL, NULL, NULL)", (last, name, key))
+                    db.execute("INSERT INTO members VALUES (?, ?, ?, 1, NULL)", (last, name, key))
 
     def join(self, name: str, key: str, samples: int) -> int:
         """Return the number of a party: the same for the same name, whenever it comes."""
         if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples <= _MOST:
             raise ValueError(f"samples={samples!r} of {name}: a party has a whole number of samples, from 0")
-        with self._write() as db:
-            row = db.execute("SELECT party, key FROM members WHERE name = ? AND listed", (name,)).fetchone()
-            if row is None:
-                raise Stranger(f"{name} is not in the roster: its line has to be added at the server")
-            if row[1] != key:
-                raise Stranger(f"{name} has another key in the roster: its line has to be changed at the server")
-            seen = "UPDATE members SET samples = ?, first_seen = ifnull(first_seen, ?), last_seen = ? WHERE party = ?"
-            db.execute(seen, (samples, now := _now(), now, row[0]))
-            return int(row[0])
-
-    def seen(self, number: int) -> None:
-        """Note that a party was there just now."""
-        with self._write() as db:
-            db.execute("UPDATE members SET last_seen = ? WHERE party = ?", (_now(), _known(number)))
+        with self._read() as db:
+            row = db.execute("SELECT party, key, samples FROM members WHERE name = ? AND listed", (name,)).fetchone()
+        if row is None:
+            raise Stranger(f"{name} is not in the roster: its line has to be added at the server")
+        if row[1] != key:
+            raise Stranger(f"{name} has another key in the roster: its line has to be changed at the server")
+        if row[2] != samples:  # who comes back, also with a thousand others, waits for no disk
+            with self._write() as db:
+                db.execute("UPDATE members SET samples = ? WHERE party = ?", (samples, row[0]))
+        return int(row[0])
 
     def members(self) -> tuple[Member, ...]:
         """All parties by their numbers, also those whose line is gone."""
@@ -283,7 +278,6 @@ class Store:
                 return standing
             row = (question, party, verdict, reason[:_REASON], digest, file)
             db.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", row)
-            db.execute("UPDATE members SET last_seen = ? WHERE party = ?", (_now(), party))
         return verdict
 
     def _standing(self, db: sqlite3.Connection, question: int, party: int) -> Verdict | None:
@@ -359,7 +353,3 @@ class Store:
 def _known(number: int) -> int:
     """A number as SQLite takes it; one from a peer may be of any size, and then it is nobody's."""
     return int(number) if 0 <= number <= _MOST else -1
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

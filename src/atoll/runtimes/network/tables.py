@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-VERSION = 1
+VERSION = 2
 ATOLL = 0x41544F4C  # marks the file as ours
 
 Verdict = Literal["accepted", "rejected", "again", "late", "closed", "foreign"]
@@ -22,7 +22,7 @@ MOVES: dict[State, tuple[State, ...]] = {
 LAYOUT = f"""
 CREATE TABLE members (
     party INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, key TEXT NOT NULL, listed INTEGER NOT NULL,
-    samples INTEGER, first_seen TEXT, last_seen TEXT
+    samples INTEGER
 ) STRICT;
 CREATE UNIQUE INDEX keys ON members (key) WHERE listed;
 CREATE TABLE runs (
@@ -61,15 +61,13 @@ class Illegal(ValueError):
 
 
 class Member(NamedTuple):
-    """A party as the server knows it. The times of day are for people to read; nothing is decided by them."""
+    """A party as the server knows it."""
 
     number: int
     name: str
     key: str
     listed: bool
     samples: int | None
-    first_seen: str | None
-    last_seen: str | None
 
 
 class Question(NamedTuple):

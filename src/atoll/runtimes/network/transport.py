@@ -53,6 +53,7 @@ class ServerTransport:
         self._pulls: dict[str, object] = {}
         self._uploads: set[str] = set()
         self._until: dict[Any, float] = {}
+        self._bodies = threading.BoundedSemaphore(limits.bodies)
         self._stopped = threading.Event()
         self._server: Any = None
 
@@ -104,22 +105,18 @@ class ServerTransport:
         with self._admitted(context) as name:
             question = self._question(name, asked, context)
             if question:
-                with self._in_time(context) as alive:
+                with self._under_way(name, context) as alive:
                     for message in messages_of(question.header, question.body):
                         alive()
-                        self._service.here(name)
-                        self._credentials.name(context)
                         yield message
 
     def _push(self, messages: Iterator[bytes], context: Any) -> bytes:
         with self._admitted(context) as name, self._only_upload(name):
-            with self._in_time(context) as alive:
+            with self._under_way(name, context) as alive:
 
                 def checked() -> Iterator[bytes]:
                     for message in messages:
                         alive()
-                        self._service.here(name)
-                        self._credentials.name(context)
                         yield message
 
                 parcel = receive(checked(), self._limits.body, self._limits.memory, self._folder)
@@ -193,20 +190,27 @@ class ServerTransport:
                 self._uploads.discard(name)
 
     @contextlib.contextmanager
-    def _in_time(self, context: Any) -> Iterator[Callable[[], None]]:
-        """A body on its way: each chunk within the silence allowed, all of it within the time of an answer."""
+    def _under_way(self, name: str, context: Any) -> Iterator[Callable[[], None]]:
+        """A body on its way, when its turn has come: each chunk in time, from one who may still call."""
+        while not self._bodies.acquire(timeout=SLICE):
+            self._service.here(name)
+            if self._stopped.is_set() or not context.is_active():
+                raise _Later("the call ended before the turn of its body came")
         end = time.monotonic() + self._times.answer
 
         def alive() -> None:
             with self._lock:
                 self._until[context] = min(end, time.monotonic() + self._times.silence)
+            self._service.here(name)
+            self._credentials.name(context)
 
-        alive()
         try:
+            alive()
             yield alive
         finally:
+            self._bodies.release()
             with self._lock:
-                del self._until[context]
+                self._until.pop(context, None)
 
     def _hurry(self) -> None:
         """End the calls whose time is over."""
