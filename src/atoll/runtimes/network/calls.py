@@ -42,7 +42,7 @@ class Limits:
     memory: int = 1 << 20  # bytes of a body kept in memory; what is longer goes to a file
     threads: int = 256  # calls served at a time, of which three quarters may be waiting ones
     streams: int = 8  # calls at a time on one connection
-    bodies: int = 64  # of all those on their way, sent or taken at a time; others wait for their turn
+    bodies: int = 32  # of all those on their way, sent or taken at a time; others wait for their turn
 
     @classmethod
     def of(cls, parties: int) -> Limits:
