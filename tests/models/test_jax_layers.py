@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from atoll.models.jax_layers import lstm, pool
+from atoll.models.jax_layers import FEW, few_rows, lstm, pool
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +101,12 @@ def test_a_tie_in_a_pool_has_one_winner_as_in_torch() -> None:
     other = torch.tensor(x.transpose(0, 3, 1, 2).copy(), requires_grad=True)
     torch.nn.functional.max_pool2d(other, 2).sum().backward()
     np.testing.assert_array_equal(np.asarray(g).transpose(0, 3, 1, 2), other.grad.numpy())
+
+
+@pytest.mark.parametrize("rows", [2, 10, FEW])
+def test_a_product_of_few_rows_has_the_gradients_of_a_product(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    x, w, g = (rng.normal(size=s) for s in ((rows, 120), (120, 90), (rows, 90)))
+    few, plain = (jax.jit(jax.grad(lambda x, w, f=f: (f(x, w) * g).sum(), (0, 1))) for f in (few_rows, jnp.matmul))
+    for a, b in zip(few(x, w), plain(x, w), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)

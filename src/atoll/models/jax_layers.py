@@ -13,6 +13,9 @@ from atoll.models.net import Net
 
 Tensor = Any
 
+FEW = 16  # rows
+LARGE = 10_000  # numbers of a matrix
+
 
 def apply(net: Net, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     """Run rows through the network."""
@@ -33,7 +36,8 @@ def _layer(layer: Layer, p: dict[str, Tensor], x: Tensor, out: tuple[int, ...]) 
             return x.reshape(len(x), *out)
         case Dense():
             if x.ndim == 2:
-                return x @ p["w"] + p["b"]
+                few = 1 < len(x) <= FEW and p["w"].size > LARGE
+                return (few_rows(x.astype(p["w"].dtype), p["w"]) if few else x @ p["w"]) + p["b"]
             rows = product(x.reshape(-1, x.shape[-1]), p["w"])
             return rows.reshape(*x.shape[:-1], -1) + p["b"]
         case Relu():
@@ -89,6 +93,29 @@ def product(x: Tensor, w: Tensor) -> Tensor:
 
 
 product.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, d: (d @ saved[1].T, _gram(saved[0], d)))
+
+
+@jax.custom_vjp  # type: ignore[untyped-decorator] # JAX's own
+def few_rows(x: Tensor, w: Tensor) -> Tensor:
+    """Multiply a few rows by a large matrix."""
+    return x @ w
+
+
+def _outer_sum(x: Tensor, d: Tensor) -> Tensor:
+    """Return xᵀd, row by row: the sum becomes one loop with the step that uses it, and is never written down.
+
+    Its factors must be, or the loop makes each of them anew for every number. XLA fuses nothing into a condition; this
+    one asks what changes nothing, since a step with a NaN makes all parameters NaN anyway.
+    """
+    lost = lambda rows: jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), rows)  # noqa: E731
+    x, d = lax.cond(jnp.isnan(d[0, 0]), lost, lambda rows: rows, (x, d))
+    total = x[0][:, None] * d[0]
+    for k in range(1, len(x)):
+        total = total + x[k][:, None] * d[k]
+    return total
+
+
+few_rows.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, d: (d @ saved[1].T, _outer_sum(saved[0], d)))
 
 
 def lstm(x: Tensor, p: dict[str, Tensor]) -> Tensor:
