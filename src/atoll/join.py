@@ -47,7 +47,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HELLO_FIRST = "say hello first"  # what a server says that was started again
-GIVING = ("contribute", "secure.masked", "light.upload")  # questions whose answers hold this party's vector
+GIVING = (
+    "contribute",
+    "secure.masked",
+    "light.upload",
+    "encrypted.seal",
+)  # questions whose answers hold this party's vector
 PATIENCE = 300.0  # seconds to read the data, and to work out what a job would do
 
 
@@ -138,8 +143,8 @@ def dialogue_of(
         raise NotAllowed(f"the server calls {name} number {welcome.number} and says that this is somebody else's")
     (folder / "spent").mkdir(exist_ok=True)
     sitting = Sitting(
-        welcome.number, identity, keys, policy.least_cohort, hidden.floor, hidden.size, hidden.width, hidden.schema,
-        assessed.manifest.rounds, folder / "spent",
+        welcome.number, identity, keys, policy.least_cohort, hidden.floor, hidden.size, hidden.width, hidden.value,
+        hidden.schema, assessed.manifest.rounds, folder / "spent",
     )  # fmt: skip
     return hidden.combine.party(sitting)
 

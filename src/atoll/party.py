@@ -151,7 +151,8 @@ def assess(seat: Seat, server: str, address: str) -> Assessment:
     questions |= {"judge.own": Layout.of({"share": share, "t": 0})} if metrics else {}
     hidden = None
     if hasattr(combine, "talk"):
-        hidden = Hidden(combine, wire.size, 8 * np.dtype(wire.dtype).itemsize, schema, wire.floor)
+        width, value = 8 * np.dtype(wire.dtype).itemsize, int(wire.peak).bit_length() + 1
+        hidden = Hidden(combine, wire.size, width, value, schema, wire.floor)
         leaves_of = {name: {"t": Leaf("int")} for name in combine.needs(wire, len(everybody))}
         leaves_of[next(iter(leaves_of))] = questions.pop("contribute").leaves
         for name, (_, most) in combine.needs(wire, len(everybody)).items():

@@ -49,7 +49,8 @@ class Hidden:
 
     combine: Any  # a Combine with a side for real parties
     size: int
-    width: int  # bits of its integers
+    width: int  # bits of the ring's integers
+    value: int  # bits of one of its numbers, with the sign
     schema: bytes  # hash of the model's names and shapes
     floor: int
 

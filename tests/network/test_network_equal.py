@@ -35,6 +35,11 @@ CHANNELS = {
     "secure sum, distributed noise": HIDDEN.replace('"average"', '{ use = "average", by = "expected" }')
     % (NOISE, "secure_sum"),
     "light sum": HIDDEN % ("", "light_sum"),
+    "encrypted sum": HIDDEN % ("", "encrypted_sum"),
+    "encrypted sum, two holders": HIDDEN.replace('"%s"', '{ use = "encrypted_sum", holders = 2 }') % "",
+    "encrypted sum, distributed noise": HIDDEN.replace('"average"', '{ use = "average", by = "expected" }')
+    % (NOISE, "encrypted_sum"),
+    "encrypted sum, ckks": HIDDEN.replace('"%s"', '{ use = "encrypted_sum", scheme = "ckks" }') % "",
     "buffered, nobody late": 'combine = { use = "buffered", enough = 4 }\n',
 }
 
@@ -46,7 +51,7 @@ def cast(tmp_path: Path) -> Iterator[Cast]:
     made.end()
 
 
-OFTEN = ("secure sum, distributed noise",)  # the rest at night
+OFTEN = ("secure sum, distributed noise", "encrypted sum, distributed noise")  # the rest at night
 
 
 @pytest.mark.slow
@@ -54,7 +59,11 @@ OFTEN = ("secure sum, distributed noise",)  # the rest at night
     "channel", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.nightly) for name in CHANNELS]
 )
 def test_served_equals_simulated(channel: str, cast: Cast) -> None:
-    job = HEAD + CHANNELS[channel]
+    if channel.endswith("ckks"):
+        pytest.importorskip("tenseal")
+    # Encryption is slow: it has the smallest model.
+    head = HEAD.replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"') if "encrypted" in channel else HEAD
+    job = head + CHANNELS[channel]
     run = cast.play(job, RECIPE)
     assert np.array_equal(parameters(run.params), simulated(job))
     looks = [fact for fact in run.facts if fact["what"] == "look" and fact["room"] == "own"]

@@ -39,7 +39,8 @@ class Sitting(NamedTuple):
     least: int  # parties in a sum
     floor: int  # of them must stay to the end, for their noise
     size: int  # of the vector
-    width: int  # bits of its integers
+    width: int  # bits of the ring's integers
+    value: int  # bits of one of its numbers, with the sign
     schema: bytes  # hash of the model's names and shapes
     rounds: int
     folder: Path  # where it notes what it has already done

@@ -27,8 +27,8 @@ LIMIT = 2.0**20  # no value, and no sum, is larger: what float64 rounds away ins
 SLOTS = 4096  # values in one ciphertext
 BYTES = 235_000  # of one ciphertext, about: it is compressed
 _DEGREE, _MODULI, _SCALE = 2 * SLOTS, [60, 40, 60], 2.0**56  # 160 bits: the standard allows 218 at 128-bit security
-_CIPHERTEXT = 1 << 18  # bytes at most
-_CONTEXT = 1 << 20  # bytes; one takes about 364,000, with the secret key 545,000
+MOST_CIPHERTEXT = 1 << 18  # bytes at most
+MOST_CONTEXT = 1 << 20  # bytes; one takes about 364,000, with the secret key 545,000
 _GROUP = 64  # ciphertexts of one question to the child
 _SECONDS = 60.0  # for one question; it takes milliseconds
 _MEMORY = 4 << 30  # bytes of address space a child may have
@@ -46,8 +46,8 @@ class Ckks:
 
     def __init__(self, context: bytes) -> None:
         """Take bytes of `public()` or `secret()`, of whatever origin: the child checks them."""
-        if len(context) > _CONTEXT:
-            raise ValueError(f"a CKKS key of {len(context)} bytes: it has at most {_CONTEXT}")
+        if len(context) > MOST_CONTEXT:
+            raise ValueError(f"a CKKS key of {len(context)} bytes: it has at most {MOST_CONTEXT}")
         self._context = context
         self._child: _Child | None = None
         try:
@@ -145,8 +145,8 @@ def _needs_tenseal() -> None:
 
 
 def _sized(ciphertext: bytes) -> bytes:
-    if not 0 < len(ciphertext) <= _CIPHERTEXT:
-        raise ValueError(f"a CKKS ciphertext of {len(ciphertext)} bytes: it has at most {_CIPHERTEXT}")
+    if not 0 < len(ciphertext) <= MOST_CIPHERTEXT:
+        raise ValueError(f"a CKKS ciphertext of {len(ciphertext)} bytes: it has at most {MOST_CIPHERTEXT}")
     return ciphertext
 
 
@@ -177,7 +177,7 @@ class _Child:
         alarm.start()
         try:
             _write(self.process.stdin, [verb, *parts])
-            said, *answer = _read(self.process.stdout, _CONTEXT, 3)
+            said, *answer = _read(self.process.stdout, MOST_CONTEXT, 3)
         except (OSError, EOFError, ValueError) as e:
             raise ChildDied(f"the CKKS child died at {verb.decode()}: refuse what it was given, and its sender") from e
         finally:
@@ -290,7 +290,7 @@ def _serve() -> None:
     context = None
     while True:
         try:
-            verb, *parts = _read(questions, _CONTEXT, _GROUP + 2)
+            verb, *parts = _read(questions, MOST_CONTEXT, _GROUP + 2)
         except EOFError:
             return
         try:

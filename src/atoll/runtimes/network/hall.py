@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
@@ -223,16 +223,22 @@ class Hall:
         with self._turn:
             return np.array(sorted(n for n in self._seen if self._alive(n)), np.int64)
 
+    def members(self) -> list[int]:
+        """Numbers of all who may come."""
+        return sorted(self._members.values())
+
     def _alive(self, number: int) -> bool:
         return time.monotonic() - self._seen.get(number, -np.inf) <= self._times.silence
 
-    def wait_for(self, parties: int, within: float) -> None:
-        """Wait until this many parties are there; end the run if they do not come."""
+    def wait_for(self, parties: int, within: float, named: Collection[int] = ()) -> None:
+        """Wait until this many parties, and those named among them, are there; end the run if they do not come."""
         until = time.monotonic() + within
-        while (there := len(self.online())) < parties:
+        while len(there := self.online()) < parties or not set(named) <= set(there.tolist()):
             if time.monotonic() > until:
+                names = ", ".join(name for name, number in self._members.items() if number in named)
+                who = f"{len(there)} of {parties} parties" if len(there) < parties else f"not all of {names}"
                 raise NobodyThere(
-                    f"{there} of {parties} parties came within {within:g} s: start them (atoll join) and serve again; "
+                    f"{who} came within {within:g} s: start them (atoll join) and serve again; "
                     "no round that was done is lost"
                 )
             with self._turn:
