@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
-FILES = ["keys.py", "mask.py", "shamir.py", "graph.py", *(f"secagg/{n}.py" for n in (
+FILES = ["keys.py", "mask.py", "shamir.py", "graph.py", "additive.py", "holders.py", *(f"secagg/{n}.py" for n in (
     "messages", "policy", "client", "server", "rehearse"))]  # fmt: skip
-TESTS = ["test_crypto_malicious.py", "test_crypto_refusals.py"]
+TESTS = ["test_crypto_malicious.py", "test_crypto_refusals.py", "test_crypto_holders.py"]
 
 
 class Check(NamedTuple):

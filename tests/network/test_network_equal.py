@@ -89,3 +89,26 @@ def test_a_secure_sum_outlives_a_killed_party(cast: Cast) -> None:
     assert all(fact["answered"] >= 3 or "unopened" in fact for fact in rounds)
     assert sum("unopened" in fact for fact in rounds) <= 1
     assert np.isfinite(parameters(run.params)).all()
+
+
+@pytest.mark.nightly
+def test_an_encrypted_sum_waits_for_a_killed_holder(cast: Cast) -> None:
+    """The round in which the holder of the key dies stays closed; it comes back without it, and the rest are fine."""
+    job = HEAD.replace("rounds = 3", "rounds = 8").replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"')
+    address = cast.open(job + CHANNELS["encrypted sum"])
+    for name in cast.names:
+        cast.join(address, name, cast.policy(name, RECIPE))
+    journal, end = cast.folder / "run" / "facts.jsonl", time.monotonic() + 240
+    while not (journal.is_file() and '"what": "round"' in journal.read_text()):
+        assert time.monotonic() < end, {name: cast.log(name)[-1000:] for name in cast.names}
+        time.sleep(0.02)
+    cast.processes["ada"].kill()
+    cast.processes["ada"].join(30)
+    cast.join(address, "ada", cast.policy("ada", RECIPE))
+    run = cast.close(240)
+    rounds = [fact for fact in run.facts if fact["what"] == "round"]
+    assert len(rounds) == 8
+    assert all(fact["answered"] >= 3 or "nothing was opened" in fact["unopened"] for fact in rounds)
+    assert sum("unopened" in fact for fact in rounds) <= 2
+    assert "unopened" not in rounds[-1]
+    assert np.isfinite(parameters(run.params)).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +18,12 @@ from atoll.combine.talk import Dialogue, Sitting, Train, Unopened, closed
 from atoll.core.effects import Cohort, Replies, ask, note
 from atoll.core.tree import Array, Tree
 from atoll.core.wire import Gather, Gathered, Mismatch, Question, Wire
-from atoll.crypto.keys import packed, refuse_if
+from atoll.crypto.keys import packed
 from atoll.crypto.secagg.policy import Abort
 
 if TYPE_CHECKING:
     from atoll.crypto.additive import Scheme, Sealer
-    from atoll.crypto.holders import SignedKey, Table, Terms
+    from atoll.crypto.holders import Table, Terms
 
 SCHEMES = ("paillier", "ckks")
 
@@ -176,13 +176,10 @@ class _Round:
 
         table, terms = self._table, self._terms
         first, others = table.holders[0], table.holders[1:]
-        adverts = await self._of(others, "meet", holders.encode(terms))
-        ask_for = holders.Ask(terms, sorted(adverts.items()))
-        made = await self._of([first], "key", holders.encode(ask_for))
+        adverts = await self._all("meet", dict.fromkeys(others, holders.encode(terms)))
+        made = await self._all("key", {first: holders.encode(holders.Ask(terms, sorted(adverts.items())))})
         with holders.doubts():
-            dealt = table.read(holders.Dealt, "key", made[first], answer=True)
-            refuse_if(dealt.key.terms != terms, "the holder signed a key for other terms", Abort)
-            table.check_key(dealt.key)
+            dealt = table.dealt(made[first], terms)
             sealer = table.sealer(dealt.key)
         with closing(sealer):
             message = dict.fromkeys(terms.cohort, holders.encode(dealt.key))
@@ -210,9 +207,6 @@ class _Round:
             await note("rejected", number=who, reason="encrypted", why=str(fault))
             return False
         return True
-
-    async def _of(self, who: Sequence[int], step: str, message: bytes) -> dict[int, bytes]:
-        return await self._all(step, dict.fromkeys(who, message))
 
     async def _all(self, step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         """Ask holders: without one of them there is no sum."""
@@ -244,24 +238,15 @@ class EncryptedParty:
         self._holder = Holder(sitting.me, sitting.identity, table, Spent(sitting.folder))
 
     def answer(self, step: str, body: Tree, train: Train) -> bytes:
-        from atoll.crypto.holders import SignedKey, doubts
+        from atoll.crypto.holders import doubts
 
         message, t = np.asarray(body["message"]).tobytes(), int(body["t"])
         if step != "seal":
             return self._holder.answer(step, message, t)
         question = {name: leaf for name, leaf in body.items() if name != "message"}
         with doubts():
-            key = self._table.read(SignedKey, step, message)
-            self._check(key, question, t)
-            sealer = self._table.sealer(key)
+            sealer = self._table.sealer(self._table.key_for(self._me, message, t, fingerprint(question)))
         with closing(sealer):
             row = train(question)
             with doubts():
                 return sealer.encrypt(row.view(np.int32 if row.itemsize == 4 else np.int64).astype(np.int64))
-
-    def _check(self, key: SignedKey, question: Question, t: int) -> None:
-        terms = key.terms
-        self._table.check_terms(terms, t)
-        refuse_if(self._me not in terms.cohort, "the round is not this party's: it was not named", Abort)
-        refuse_if(terms.model != fingerprint(question), "the key is for another model than the one that came", Abort)
-        self._table.check_key(key)

@@ -148,9 +148,25 @@ class Table:
     def _sizes(self) -> dict[str, tuple[int, int]]:
         return message_sizes(self.scheme(len(self.roster)), len(self.holders), len(self.roster))
 
-    def read(self, kind: type[AnyMessage], step: str, data: bytes, *, answer: bool = False) -> AnyMessage:
-        """Read what was asked, or answered, at a step."""
-        return decode(kind, data, self._sizes[step][0 if answer else 1])
+    def key_for(self, me: int, message: bytes, t: int, model: bytes) -> SignedKey:
+        """Read the key to encrypt with in this round; `model` is the hash of what this party was given."""
+        key = self.read(SignedKey, "seal", message)
+        self.check_terms(key.terms, t)
+        refuse_if(me not in key.terms.cohort, "the round is not this party's: it is not named in it", Abort)
+        refuse_if(key.terms.model != model, "the key is for another model than the one that came", Abort)
+        self.check_key(key)
+        return key
+
+    def dealt(self, answer: bytes, terms: Terms) -> Dealt:
+        """Read what the first holder answered."""
+        dealt = decode(Dealt, answer, self._sizes["key"][0])
+        refuse_if(dealt.key.terms != terms, "the holder made a key for another round", Abort)
+        self.check_key(dealt.key)
+        return dealt
+
+    def read(self, kind: type[AnyMessage], step: str, message: bytes) -> AnyMessage:
+        """Read what the server says at a step."""
+        return decode(kind, message, self._sizes[step][1])
 
     def check_terms(self, terms: Terms, t: int) -> None:
         refuse_if(terms.t != t, f"terms of round {terms.t + 1} in round {t + 1}", Abort)
