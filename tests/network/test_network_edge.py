@@ -49,8 +49,10 @@ def stand(parent: str, folder: str, name: str, server: str, roster: str, first: 
 class Levels:
     """Edges with their parties; all of them are gone when the test ends."""
 
-    def __init__(self, folder: Path, below: int) -> None:
-        self.top = Cast(folder, ("north", "south"))
+    def __init__(
+        self, folder: Path, below: int, names: tuple[str, ...] = ("north", "south"), recipe: str = RECIPE
+    ) -> None:
+        self.top, self.recipe = Cast(folder, names), recipe
         self.under = {}
         for name in self.top.names:
             (folder / f"under-{name}").mkdir()
@@ -76,7 +78,7 @@ class Levels:
                 time.sleep(0.05)
             cast.server = load_key(self.top.folder / f"{name}.key")  # who those below take for their server
             for party in cast.names:
-                mine = RECIPE.replace(" }", f", party = {count} }}")
+                mine = self.recipe.replace(" }", f", party = {count} }}")
                 text = f'allow_plain = true\nallow_metrics = true\nroster = "{cast.roster}"\ndata = {mine}\n'
                 cast.join(said.read_text(), party, text)
                 count += 1
@@ -106,6 +108,24 @@ def test_two_levels_give_what_one_gives(levels: Levels) -> None:
     assert [look["accuracy"] for look in own] == pytest.approx([look["accuracy"] for look in flat])
     rounds = [fact for fact in run.facts if fact["what"] == "round"]
     assert [fact["answered"] for fact in rounds] == [2, 2]
+
+
+@pytest.mark.nightly
+def test_encrypted_sums_through_edges(tmp_path: Path) -> None:
+    """Each level has its own holder: the first party below an edge, and the first edge below the server."""
+    recipe = RECIPE.replace("6", "9")
+    stages = '[{ use = "clip", norm = 1.0 }, "average", { use = "ring", bits = 16 }]'
+    flat = JOB.replace(RECIPE, recipe).replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"')
+    job = flat + f'stages = {stages}\ncombine = "encrypted_sum"\n'
+    levels = Levels(tmp_path, 3, ("north", "south", "west"), recipe)
+    try:
+        run = levels.play(job)
+    finally:
+        levels.end()
+    rounds = [fact for fact in run.facts if fact["what"] == "round"]
+    assert [fact["answered"] for fact in rounds] == [3, 3]
+    step = 1 / 2**15  # of a number, rounded once at each level
+    assert np.abs(parameters(run.params) - simulated(job)).max() < 8 * step
 
 
 @pytest.mark.parametrize(

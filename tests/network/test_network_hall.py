@@ -224,6 +224,14 @@ def test_nobody_there_ends_the_wait(room: Room) -> None:
         room.hall.wait_for(9, 0.3)
 
 
+def test_a_party_that_must_be_there_is_waited_for_by_name(room: Room) -> None:
+    ada, ben = room.hall.members()[:2]
+    room.hall.wait_for(1, 0.3, (ada,))
+    room.hall.goodbye("ben")
+    with pytest.raises(NobodyThere, match="not all of ada, ben came within"):
+        room.hall.wait_for(1, 0.3, (ada, ben))
+
+
 def test_with_late_answers_nobody_is_asked_while_at_work_and_old_answers_say_how_old(room: Room) -> None:
     def step(t: int, *who: str) -> Any:
         found: list[Any] = []
