@@ -111,12 +111,13 @@ def test_two_levels_give_what_one_gives(levels: Levels) -> None:
 
 
 @pytest.mark.nightly
-def test_encrypted_sums_through_edges(tmp_path: Path) -> None:
-    """Each level has its own holder: the first party below an edge, and the first edge below the server."""
+@pytest.mark.parametrize("combine", ["secure_sum", "encrypted_sum"])
+def test_sums_are_hidden_at_both_levels(tmp_path: Path, combine: str) -> None:
+    """Each level has its own protocol: the server sees sums of edges only, an edge sums of its parties."""
     recipe = RECIPE.replace("6", "9")
     stages = '[{ use = "clip", norm = 1.0 }, "average", { use = "ring", bits = 16 }]'
     flat = JOB.replace(RECIPE, recipe).replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"')
-    job = flat + f'stages = {stages}\ncombine = "encrypted_sum"\n'
+    job = flat + f'stages = {stages}\ncombine = "{combine}"\n'
     levels = Levels(tmp_path, 3, ("north", "south", "west"), recipe)
     try:
         run = levels.play(job)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("grpc")
@@ -68,6 +73,42 @@ def test_served_equals_simulated(channel: str, cast: Cast) -> None:
     assert np.array_equal(parameters(run.params), simulated(job))
     looks = [fact for fact in run.facts if fact["what"] == "look" and fact["room"] == "own"]
     assert [look["parties"] for look in looks] == [4] * 4
+
+
+@pytest.mark.slow
+def test_a_buffer_waits_for_nobody_and_takes_what_comes_late(cast: Cast) -> None:
+    """A party that stands still for seconds misses no round of the others, and its old answer counts by its age."""
+    head = HEAD.replace("rounds = 3", "rounds = 300\nevery = 300")
+    job = head + 'combine = { use = "buffered", enough = 2, most = 300 }\n'
+    address = cast.open(job)
+    for name in cast.names:
+        cast.join(address, name, cast.policy(name, RECIPE))
+    facts = cast.folder / "run" / "facts.jsonl"
+
+    def rounds() -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in facts.read_text().splitlines() if line.endswith("}")]
+        return [fact for fact in found if fact["what"] == "round"]
+
+    def until(number: int) -> None:
+        end = time.monotonic() + 120
+        while len(rounds()) < number:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    until(20)
+    slow = cast.processes["dan"].pid
+    train = [child.pid for child in psutil.Process(slow).children(recursive=True)]
+    for pid in (slow, *train):
+        os.kill(pid, signal.SIGSTOP)
+    stood = len(rounds())
+    until(stood + 40)
+    for pid in (slow, *train):
+        os.kill(pid, signal.SIGCONT)
+    run = cast.close(200)
+    done = [fact for fact in run.facts if fact["what"] == "round"]
+    assert [fact["answered"] for fact in done] == [2] * 300
+    assert max(fact["age"] for fact in done) >= 40 / 2  # the mean of its age and that of another
+    assert "refused" not in cast.log("dan")
 
 
 @pytest.mark.nightly
