@@ -144,19 +144,13 @@ def add_noise(x: Array, sigma: float, address: tuple[Any, ...], out: Array | Non
         grid = 2.0 ** floor(np.log2(sigma / _GRID))
         steps = np.rint(np.asarray(x, np.float64) / grid) + discrete_gaussian(sigma / grid, len(x), SecureBits())
         return np.add((steps * grid).astype(x.dtype), x.dtype.type(0), out=out)
-    from atoll.privacy.normal import normal
+    from atoll.privacy.normal import normal, steps
 
-    noise = normal(len(x), *address)
     if not whole:
-        noise = noise.astype(x.dtype, copy=False)
-        noise *= x.dtype.type(sigma)
-        return np.add(x, noise, out=out)
-    if sigma < _FEW:
-        noise *= np.float32(sigma)
-        steps = np.rint(noise, out=noise).astype(np.int32)
-    else:
-        steps = np.rint(noise * np.float64(sigma)).astype(np.int64)
-    return np.add(x, steps.view(x.dtype) if steps.itemsize == x.itemsize else steps.astype(x.dtype), out=out)
+        return np.add(x, normal(len(x), *address).astype(x.dtype, copy=False) * x.dtype.type(sigma), out=out)
+    few = sigma < _FEW
+    noise = steps(len(x), sigma, *address) if few else np.rint(normal(len(x), *address) * sigma).astype(np.int64)
+    return np.add(x, noise.view(x.dtype) if noise.itemsize == x.itemsize else noise.astype(x.dtype), out=out)
 
 
 def _adder(sigma: float, purpose: str) -> Any:
