@@ -23,23 +23,30 @@ def normal(size: int, *address: object) -> Array:
     return np.asarray(_kernels()[0](draw(*address).view(np.uint32), size=size))
 
 
-def steps(size: int, sigma: float, *address: object) -> Array:
-    """Return the same numbers times sigma as whole ones (int32)."""
-    return np.asarray(_kernels()[1](draw(*address).view(np.uint32), np.float32(sigma), size=size))
+def plus_normal(x: Array, sigma: float, *address: object) -> Array:
+    """Add the same numbers times sigma, as whole ones, to integers of 32 bits, modulo 2³²."""
+    return np.asarray(_kernels()[1](x, draw(*address).view(np.uint32), np.float32(sigma)))
+
+
+def hashed(key: Any, size: int) -> Any:
+    """Return 32 random bits for each place, by a key of two such numbers (inside a compiled call)."""
+    import jax.numpy as jnp
+
+    return _mix(_mix(jnp.arange(size, dtype=jnp.uint32) + key[0]) ^ key[1])
 
 
 @lru_cache(maxsize=1)
 def _kernels() -> tuple[Any, Any]:
     from atoll.models.jax_engine import _jax
 
-    return tuple(_jax().jit(kernel, static_argnames="size") for kernel in (_normal, _steps))
+    return _jax().jit(_normal, static_argnames="size"), _jax().jit(_plus_normal)
 
 
 def _normal(key: Any, size: int) -> Any:
     """Let 31 bits be the chance v of anything further out, and one the sign."""
     import jax.numpy as jnp
 
-    bits = _mix(_mix(jnp.arange(size, dtype=jnp.uint32) + key[0]) ^ key[1])
+    bits = hashed(key, size)
     v = ((bits >> 1).astype(jnp.float32) + 0.5) * 2.0**-31
     w = -jnp.log(v * (2 - v))
     near, far = _polynomials()
@@ -47,10 +54,10 @@ def _normal(key: Any, size: int) -> Any:
     return jnp.where(bits & 1, ratio, -ratio) * (1 - v)
 
 
-def _steps(key: Any, sigma: Any, size: int) -> Any:
+def _plus_normal(x: Any, key: Any, sigma: Any) -> Any:
     import jax.numpy as jnp
 
-    return jnp.rint(_normal(key, size) * sigma).astype(jnp.int32)
+    return x + jnp.rint(_normal(key, len(x)) * sigma).astype(jnp.int32).view(x.dtype)
 
 
 def _mix(x: Any) -> Any:

@@ -128,7 +128,7 @@ class Tree:
         return replace(wire, noise=(Event("tree", self.multiplier),), tree=self.every), Codec(as_is, decode)
 
 
-def add_noise(x: Array, sigma: float, address: tuple[Any, ...], out: Array | None = None) -> Array:
+def add_noise(x: Array, sigma: float, address: tuple[Any, ...]) -> Array:
     """Add noise to a vector: whole numbers in a ring. Without a seed it is exact and from the operating system.
 
     In a simulation integers get rounded normal numbers, which for the scales of a ring nobody can tell from the
@@ -140,25 +140,23 @@ def add_noise(x: Array, sigma: float, address: tuple[Any, ...], out: Array | Non
         from atoll.privacy.discrete import SecureBits, discrete_gaussian
 
         if whole:
-            return np.add(x, discrete_gaussian(sigma, len(x), SecureBits()).astype(x.dtype), out=out)
+            return x + discrete_gaussian(sigma, len(x), SecureBits()).astype(x.dtype)
         grid = 2.0 ** floor(np.log2(sigma / _GRID))
         steps = np.rint(np.asarray(x, np.float64) / grid) + discrete_gaussian(sigma / grid, len(x), SecureBits())
-        return np.add((steps * grid).astype(x.dtype), x.dtype.type(0), out=out)
-    from atoll.privacy.normal import normal, steps
+        return (steps * grid).astype(x.dtype)
+    from atoll.privacy.normal import normal, plus_normal
 
     if not whole:
-        return np.add(x, normal(len(x), *address).astype(x.dtype, copy=False) * x.dtype.type(sigma), out=out)
-    few = sigma < _FEW
-    noise = steps(len(x), sigma, *address) if few else np.rint(normal(len(x), *address) * sigma).astype(np.int64)
-    return np.add(x, noise.view(x.dtype) if noise.itemsize == x.itemsize else noise.astype(x.dtype), out=out)
+        return x + normal(len(x), *address).astype(x.dtype, copy=False) * x.dtype.type(sigma)
+    if sigma < _FEW and x.itemsize == 4:
+        return plus_normal(x, sigma, *address)
+    return x + np.rint(normal(len(x), *address) * np.float64(sigma)).astype(np.int64).astype(x.dtype)
 
 
 def _adder(sigma: float, purpose: str) -> Any:
     def encode(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
-        rows = np.empty_like(x)
-        for k, me in enumerate(about.me.tolist()):
-            add_noise(x[k], sigma, (about.seed, purpose, about.t, me), out=rows[k])
-        return rows, memory
+        noisy = [add_noise(x[k], sigma, (about.seed, purpose, about.t, me)) for k, me in enumerate(about.me.tolist())]
+        return noisy[0][None] if len(noisy) == 1 else np.stack(noisy), memory
 
     return encode
 

@@ -56,10 +56,9 @@ class Ring:
         real = np.dtype(wire.dtype) if self.bits <= 20 else np.dtype(np.float64)  # of which a step is a small part
 
         def encode(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
-            rows = np.empty(x.shape, whole)
-            for k, me in enumerate(about.me.tolist()):
-                rows[k] = _round(x[k].astype(real, copy=False), scale, whole, bound, (about.seed, about.t, me))
-            return rows.view(f"u{whole}"), memory
+            whose = [(about.seed, about.t, me) for me in about.me.tolist()]
+            rows = [_round(a.astype(real, copy=False), scale, whole, bound, b) for a, b in zip(x, whose, strict=True)]
+            return (rows[0][None] if len(rows) == 1 else np.stack(rows)).view(f"u{whole}"), memory
 
         def decode(x: Array, memory: Memory, heard: Heard) -> tuple[Array, Memory]:
             return (signed(x) / scale).astype(wire.dtype), memory
@@ -86,13 +85,11 @@ def _round(row: Array, scale: float, whole: np.dtype[Any], bound: float, address
     from atoll.models.jax_engine import _jax
 
     seed, t, me = address
-    size = len(row)
     for again in range(1000):
         if seed is None:
-            toss = np.frombuffer(os.urandom(2 * size), np.uint16)
+            toss = np.frombuffer(os.urandom(2 * len(row)), np.uint16)
         else:
-            bits = np.random.SFC64(int(draw(seed, "ring", t, me, again)[0]))
-            toss = bits.random_raw(-(-size // 4)).view(np.uint16)[:size]
+            toss = draw(seed, "ring", t, me, again).view(np.uint32)  # a key, from which 16 bits a number are made
         with _jax().enable_x64(whole.itemsize == 8 or row.itemsize == 8):
             out = np.asarray(_rounder()(row, row.dtype.type(scale), toss, whole=whole.name))
         # NumPy adds in pairs: the sum of squares is off by some ten units in the last place at most.
@@ -105,10 +102,13 @@ def _round(row: Array, scale: float, whole: np.dtype[Any], bound: float, address
 def _rounder() -> Any:
     """Compile it: one pass over the vector instead of eight."""
     from atoll.models.jax_engine import _jax
+    from atoll.privacy.normal import hashed
 
     jax = _jax()
 
     def rounded(row: Any, scale: Any, toss: Any, whole: str) -> Any:
+        if toss.dtype == np.uint32:
+            toss = hashed(toss, len(row)) >> 16
         exact = row * scale
         low = jax.numpy.floor(exact)
         return (low + (toss < (exact - low) * 65536)).astype(whole)
