@@ -17,13 +17,14 @@ PARTS = CORE | {"stages", "combine", "select", "models", "data", "privacy", "cry
 JOB = PARTS | {"methods", "stop", "job", "catalogue", "jobfile", "jobs"}
 MAY_IMPORT = {
     "core": CORE,
+    "compiled": CORE,
     "crypto": {"crypto"},
-    "privacy": CORE | {"privacy", "crypto"},
+    "privacy": CORE | {"compiled", "privacy", "crypto"},
     "attacks": CORE | {"attacks"},
-    "stages": CORE | {"stages", "privacy"},
+    "stages": CORE | {"compiled", "stages", "privacy"},
     "combine": CORE | {"combine", "crypto"},
     "select": CORE | {"select"},
-    "models": CORE | {"models"},
+    "models": CORE | {"compiled", "models"},
     "data": CORE | {"data"},
     "methods": CORE | {"models", "methods"},
     "stop": CORE,

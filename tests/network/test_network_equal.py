@@ -107,7 +107,9 @@ def test_a_buffer_waits_for_nobody_and_takes_what_comes_late(cast: Cast) -> None
     run = cast.close(200)
     done = [fact for fact in run.facts if fact["what"] == "round"]
     assert [fact["answered"] for fact in done] == [2] * 300
-    assert max(fact["age"] for fact in done) >= 40 / 2  # the mean of its age and that of another
+    assert (
+        max(fact["age"] for fact in done) >= 30 / 2
+    )  # the mean of its age, 40 but for what is under way, and that of another
     assert "refused" not in cast.log("dan")
 
 

@@ -85,7 +85,7 @@ class Linen:
     ignore: int | None = None
 
     def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
-        jax = _jax()
+        jax = jax_library()
         if shape is None:
             raise ValueError("a Flax module does not know its data yet: call model.bind(shape, outputs)")
 
@@ -113,7 +113,7 @@ class Nnx:
     ignore: int | None = None
 
     def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
-        _jax()
+        jax_library()
         from flax import nnx
 
         if isinstance(self.make, nnx.Module):
@@ -146,7 +146,7 @@ class Equinox:
     ignore: int | None = None
 
     def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
-        jax = _jax()
+        jax = jax_library()
         import equinox as eqx
 
         def made(seed: int) -> Any:
@@ -176,7 +176,7 @@ class Functions:
     ignore: int | None = None
 
     def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
-        _jax()
+        jax_library()
         return _foreign(self.start(0), self.start, self.apply, self, shape, outputs, self.losses)
 
 
@@ -220,7 +220,7 @@ class Foreign:
         return any(len(shape) >= 4 for _, shape in self.schema.leaves)
 
     def init(self, seed: int) -> Array:
-        leaves = _jax().tree.leaves(self.start(seed))
+        leaves = jax_library().tree.leaves(self.start(seed))
         return np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in leaves])
 
     def apply(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class Foreign:
         return self.own(self._nested(parameters), x, y)
 
     def _nested(self, parameters: dict[str, Tensor]) -> Any:
-        return _jax().tree.unflatten(self.tree, [parameters[name] for name, _ in self.schema.leaves])
+        return jax_library().tree.unflatten(self.tree, [parameters[name] for name, _ in self.schema.leaves])
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,8 +289,8 @@ def _trained(made: Any) -> list[tuple[str, Any]]:
 _TYPES = (np.float32, np.int32)  # rows are numbers or, if the module does not take those, symbols
 
 
-def _jax() -> Any:
-    from atoll.models.jax_engine import _jax as framework
+def jax_library() -> Any:
+    from atoll.compiled import jax_library as framework
 
     return framework()
 
@@ -324,7 +324,7 @@ def _foreign(
     own: Callable[[Any, Any, Any], Any] | None = None,
 ) -> Foreign:
     """Name the leaves of a tree by their path and check what the network gives."""
-    jax = _jax()
+    jax = jax_library()
     paths, tree = jax.tree_util.tree_flatten_with_path(found)
     names = [jax.tree_util.keystr(path, simple=True, separator=".").replace("/", ".") or "w" for path, _ in paths]
     if len(set(names)) < len(names):

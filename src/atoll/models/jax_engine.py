@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from atoll.core.meter import spend
+from atoll.compiled import jax_library
 from atoll.core.party import Group
 from atoll.core.tree import Array, Schema
 from atoll.models.batches import Batches, batches, round_up
@@ -25,40 +22,10 @@ TINY = 10_000  # parameters; below, many parties share one call
 SLICE = 512  # rows evaluated at a time
 
 
-@lru_cache(maxsize=1)
-def _jax() -> Any:
-    """Import JAX once: one thread an operation (parties run in parallel instead), compiled code kept on disk."""
-    flag = "--xla_cpu_multi_thread_eigen=false"
-    if flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    began = time.perf_counter()
-    import jax
-
-    spend("compile", time.perf_counter() - began)  # starting the backend is paid once, like compiling
-    # Answers are waited for at once: handing each call to another thread only costs the way there and back.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    jax.monitoring.register_event_duration_secs_listener(_compiling)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll" / "xla"
-    if jax.config.jax_compilation_cache_dir is None:
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return jax  # nowhere to write: compile every time
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return jax
-
-
-def _compiling(event: str, seconds: float, **_: object) -> None:
-    if event.startswith("/jax/core/compile"):  # tracing, lowering, compiling or reading the cache
-        spend("compile", seconds)
-
-
 def _precision(model: Model) -> AbstractContextManager[Any]:
     if model.dtype == "float32":
         return nullcontext()
-    context: AbstractContextManager[Any] = _jax().enable_x64(True)
+    context: AbstractContextManager[Any] = jax_library().enable_x64(True)
     return context
 
 
@@ -140,11 +107,11 @@ _pools: dict[tuple[int, bool], tuple[Array, Tensor]] = {}
 
 def _pool(x: Array) -> Tensor:
     """Hand an array in memory to JAX once, without a copy where it is aligned."""
-    key = (id(x), bool(_jax().config.jax_enable_x64))
+    key = (id(x), bool(jax_library().config.jax_enable_x64))
     if key not in _pools:
         if len(_pools) > 8:
             _pools.clear()
-        _pools[key] = (x, _jax().numpy.asarray(x))
+        _pools[key] = (x, jax_library().numpy.asarray(x))
     return _pools[key][1]
 
 
@@ -175,12 +142,12 @@ def _cut(schema: Schema, v: Tensor) -> dict[str, Tensor]:
 
 
 def _join(schema: Schema, p: dict[str, Tensor]) -> Tensor:
-    return _jax().numpy.concatenate([p[name].reshape(-1) for name, _ in schema.leaves])
+    return jax_library().numpy.concatenate([p[name].reshape(-1) for name, _ in schema.leaves])
 
 
 def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return loss, right (or squared error) and number of labels of each row."""
-    jax = _jax()
+    jax = jax_library()
     jnp, net = jax.numpy, model.net
     if net.loss == "own":
         loss = net.losses(p, x, y)
@@ -209,7 +176,7 @@ def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tup
 
 def _mean_loss(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor, count: Tensor | None) -> Tensor:
     """Return the mean over the labels of the first `count` rows (None: of all)."""
-    jnp = _jax().numpy
+    jnp = jax_library().numpy
     loss, _, n = _row_losses(model, p, x, y)
     if count is not None:
         real = (jnp.arange(len(x)) < count).astype(loss.dtype)
@@ -222,7 +189,7 @@ Steps = tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]
 
 def _moves(how: Fit, tilted: bool) -> Steps:
     """Return the optimiser's init and its move with a gradient: (p, o, p0, g, lr, linear) to (p, o)."""
-    jax = _jax()
+    jax = jax_library()
     make = None if how.optimiser.plain else how.optimiser.make()
 
     def begin(p: Tensor, lr: Tensor) -> Tensor:
@@ -243,7 +210,7 @@ def _moves(how: Fit, tilted: bool) -> Steps:
 
 def _steps(model: Model, how: Fit, tilted: bool, full: bool) -> Steps:
     """Return the optimiser's init and one step of local training: (p, o, p0, x, y, count, lr, linear) to (p, o)."""
-    jax = _jax()
+    jax = jax_library()
     begin, move = _moves(how, tilted)
 
     def step(
@@ -263,7 +230,7 @@ def _steps(model: Model, how: Fit, tilted: bool, full: bool) -> Steps:
 @lru_cache(maxsize=64)
 def _compiled_one(model: Model, how: Fit, tilted: bool, full: bool) -> Callable[..., Tensor]:
     """One party, all steps in one compiled loop that ends after the party's own number of steps."""
-    jax, schema = _jax(), model.schema
+    jax, schema = jax_library(), model.schema
     begin, step = _steps(model, how, tilted, full)
 
     def run(
@@ -292,7 +259,7 @@ def _fit_one(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: 
 @lru_cache(maxsize=64)
 def _compiled_steps(model: Model, how: Fit, tilted: bool, full: bool) -> tuple[Callable[..., Tensor], ...]:
     """One party, one compiled call a step whose parameters are updated in place."""
-    jax, schema = _jax(), model.schema
+    jax, schema = jax_library(), model.schema
     begin, step = _steps(model, how, tilted, full)
 
     def start(w: Tensor, lr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -313,7 +280,7 @@ def _fit_steps(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr
     full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
     x, y, rows, count = _padded(group, plan)
     start, step, join = _compiled_steps(model, how, linear is not None, full)
-    jnp = _jax().numpy
+    jnp = jax_library().numpy
     rate = jnp.asarray(lr, model.dtype)
     rows, count = jnp.asarray(rows), jnp.asarray(count)
     p, o, p0 = start(w, rate)
@@ -325,7 +292,7 @@ def _fit_steps(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr
 @lru_cache(maxsize=64)
 def _compiled_many(model: Model, how: Fit, tilt: int | str | None, full: bool) -> Callable[..., Tensor]:
     """Many parties in one call: every party has its own copy of the parameters, all take a step together."""
-    jax, schema = _jax(), model.schema
+    jax, schema = jax_library(), model.schema
     begin, step = _steps(model, how, tilt is not None, full)
 
     def one(w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, lr: Tensor, linear: Tensor) -> Tensor:
@@ -370,7 +337,7 @@ def _axis(linear: Array | None) -> int | str | None:
 
 @lru_cache(maxsize=64)
 def _compiled_grad(model: Model) -> Callable[..., Tensor]:
-    jax, schema = _jax(), model.schema
+    jax, schema = jax_library(), model.schema
 
     def run(w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor) -> Tensor:
         g = jax.grad(partial(_mean_loss, model))(_cut(schema, w), x[rows], y[rows], count)
@@ -381,9 +348,9 @@ def _compiled_grad(model: Model) -> Callable[..., Tensor]:
 
 @lru_cache(maxsize=64)
 def _compiled_scores(model: Model) -> Callable[..., Tensor]:
-    return _jax().jit(lambda w, x: model.net.apply(_cut(model.schema, w), x))
+    return jax_library().jit(lambda w, x: model.net.apply(_cut(model.schema, w), x))
 
 
 @lru_cache(maxsize=64)
 def _compiled_losses(model: Model) -> Callable[..., Tensor]:
-    return _jax().jit(lambda w, x, y: _row_losses(model, _cut(model.schema, w), x, y))
+    return jax_library().jit(lambda w, x, y: _row_losses(model, _cut(model.schema, w), x, y))

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from atoll.compiled import jax_library
 from atoll.core.party import Group
 from atoll.core.tree import Array
 from atoll.models.batches import Batches, poisson_batches
-from atoll.models.jax_engine import _cut, _jax, _join, _mean_loss, _moves, _only, _padded, _row
+from atoll.models.jax_engine import _cut, _join, _mean_loss, _moves, _only, _padded, _row
 from atoll.models.model import Fit, Model
 from atoll.models.private import ExampleDP, clipped, expected
 
@@ -47,7 +48,7 @@ def _fit(
 @lru_cache(maxsize=64)
 def _compiled(model: Model, how: Fit, tilted: bool) -> tuple[Callable[..., Tensor], ...]:
     """Return the start, one step whose parameters are updated in place, and the end."""
-    jax, schema = _jax(), model.schema
+    jax, schema = jax_library(), model.schema
     begin, move = _moves(how, tilted)
     assert how.private is not None
     total = _clipped_sum(model, how.private)
@@ -68,7 +69,7 @@ def _compiled(model: Model, how: Fit, tilted: bool) -> tuple[Callable[..., Tenso
 
 def _clipped_sum(model: Model, private: ExampleDP) -> Callable[..., Tensor]:
     """Return the function from parameters and a batch to the sum of its examples' clipped gradients."""
-    jax, schema = _jax(), model.schema
+    jax, schema = jax_library(), model.schema
     jnp = jax.numpy
 
     def gradient(p: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -37,9 +37,9 @@ def hashed(key: Any, size: int) -> Any:
 
 @lru_cache(maxsize=1)
 def _kernels() -> tuple[Any, Any]:
-    from atoll.models.jax_engine import _jax
+    from atoll.compiled import jax_library
 
-    return _jax().jit(_normal, static_argnames="size"), _jax().jit(_plus_normal)
+    return jax_library().jit(_normal, static_argnames="size"), jax_library().jit(_plus_normal)
 
 
 def _normal(key: Any, size: int) -> Any:

@@ -82,7 +82,7 @@ def _after_rounding(length: float, size: int) -> float:
 
 def _round(row: Array, scale: float, whole: np.dtype[Any], bound: float, address: tuple[int | None, int, int]) -> Array:
     """Scale, and round up or down at random so that the mean is kept; again, should the vector be beyond its bound."""
-    from atoll.models.jax_engine import _jax
+    from atoll.compiled import jax_library
 
     seed, t, me = address
     for again in range(1000):
@@ -90,7 +90,7 @@ def _round(row: Array, scale: float, whole: np.dtype[Any], bound: float, address
             toss = np.frombuffer(os.urandom(2 * len(row)), np.uint16)
         else:
             toss = draw(seed, "ring", t, me, again).view(np.uint32)  # a key, from which 16 bits a number are made
-        with _jax().enable_x64(whole.itemsize == 8 or row.itemsize == 8):
+        with jax_library().enable_x64(whole.itemsize == 8 or row.itemsize == 8):
             out = np.asarray(_rounder()(row, row.dtype.type(scale), toss, whole=whole.name))
         # NumPy adds in pairs: the sum of squares is off by some ten units in the last place at most.
         if float(np.add.reduce(np.square(out, dtype=row.dtype))) <= bound**2 * (1 - 32 * np.finfo(row.dtype).eps):
@@ -101,10 +101,10 @@ def _round(row: Array, scale: float, whole: np.dtype[Any], bound: float, address
 @lru_cache(maxsize=1)
 def _rounder() -> Any:
     """Compile it: one pass over the vector instead of eight."""
-    from atoll.models.jax_engine import _jax
+    from atoll.compiled import jax_library
     from atoll.privacy.normal import hashed
 
-    jax = _jax()
+    jax = jax_library()
 
     def rounded(row: Any, scale: Any, toss: Any, whole: str) -> Any:
         if toss.dtype == np.uint32:
