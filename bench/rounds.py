@@ -1,7 +1,7 @@
 """Seconds a federated round: Atoll against every rival, side by side in one run, as ratios.
 
     python bench/rivals/environments.py          # once: the rivals, each in its own environment
-    python bench/rounds.py [2nn cnn lstm softmax tiny] [--rounds 10] [--repeat 2] [--markdown FILE]
+    python bench/rounds.py [2nn cnn lstm softmax tiny] [--rounds 10] [--repeat 2] [--rivals fedjax] [--markdown FILE]
 
 Atoll and the rivals take turns, `--repeat` times; a figure is the median over all steady rounds. The last columns say
 which fraction of this machine's GEMM rate the round's arithmetic is, and where the rest of Atoll's time goes.
@@ -55,11 +55,12 @@ def atoll(workload: str, backend: str, rounds: int) -> dict:
         return {"rival": f"atoll ({backend})", "workload": workload, "error": done.stderr.strip()[-300:]}
 
 
-def turns(workload: str, rounds: int, repeat: int) -> dict[str, list[dict]]:
+def turns(workload: str, rounds: int, repeat: int, only: list[str]) -> dict[str, list[dict]]:
     found: dict[str, list[dict]] = {}
     for turn in range(repeat):
         records = [atoll(workload, backend, rounds) for backend in ("jax", "torch")]
-        records += measure(workload, RIVALS[workload], max(3, rounds // 3) if workload in ("cnn", "lstm") else rounds)
+        rivals = [name for name in RIVALS[workload] if name in only or not only]
+        records += measure(workload, rivals, max(3, rounds // 3) if workload in ("cnn", "lstm") else rounds)
         for record in records:
             found.setdefault(record["rival"], []).append(record)
             seconds = statistics.median(record["rounds"]) if "rounds" in record else float("nan")
@@ -98,12 +99,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--rivals", nargs="+", default=[], help="these only")
     args = parser.parse_args()
     rate = gemm()
     head = [f"GEMM rate of this machine: {rate / 1e9:.0f} GFLOP/s (float32, all cores)", ""]
     head += ["| workload | who | s / round | against Atoll | start-up, s | of GEMM rate |", "|---|---|---|---|---|---|"]
     for workload in args.workloads:
-        head += summary(workload, turns(workload, args.rounds, args.repeat), rate)
+        head += summary(workload, turns(workload, args.rounds, args.repeat, args.rivals), rate)
     text = "\n".join(head)
     print(text)
     if args.markdown:

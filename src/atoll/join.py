@@ -47,12 +47,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HELLO_FIRST = "say hello first"  # what a server says that was started again
-GIVING = (
-    "contribute",
-    "secure.masked",
-    "light.upload",
-    "encrypted.seal",
-)  # questions whose answers hold this party's vector
+# Questions whose answers hold this party's vector.
+GIVING = ("contribute", "secure.masked", "light.upload", "encrypted.seal")
 PATIENCE = 300.0  # seconds to read the data, and to work out what a job would do
 
 

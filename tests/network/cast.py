@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,10 +79,22 @@ class Cast:
 
     def play(self, job: str, recipe: str, within: float = 300.0, **settings: Any) -> Any:
         """Serve a job text until it has ended."""
+        self.begin(job, recipe, **settings)
+        return self.close(within)
+
+    def begin(self, job: str, recipe: str, **settings: Any) -> str:
+        """Serve a job text, with all parties on their way; return the address."""
         address = self.open(job, **settings)
         for name in self.names:
             self.join(address, name, self.policy(name, recipe))
-        return self.close(within)
+        return address
+
+    def until(self, rounds: int, within: float = 240.0) -> None:
+        """Wait until so many rounds are done."""
+        journal, end = self.folder / "run" / "facts.jsonl", time.monotonic() + within
+        while not journal.is_file() or journal.read_text().count('"what": "round"') < rounds:
+            assert time.monotonic() < end, {name: self.log(name)[-1000:] for name in self.names}
+            time.sleep(0.02)
 
     def open(self, job: str, **settings: Any) -> str:
         from atoll.data import build

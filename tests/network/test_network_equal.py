@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -75,41 +72,26 @@ def test_served_equals_simulated(channel: str, cast: Cast) -> None:
     assert [look["parties"] for look in looks] == [4] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_buffer_waits_for_nobody_and_takes_what_comes_late(cast: Cast) -> None:
     """A party that stands still for seconds misses no round of the others, and its old answer counts by its age."""
     head = HEAD.replace("rounds = 3", "rounds = 300\nevery = 300")
     job = head + 'combine = { use = "buffered", enough = 2, most = 300 }\n'
-    address = cast.open(job)
-    for name in cast.names:
-        cast.join(address, name, cast.policy(name, RECIPE))
-    facts = cast.folder / "run" / "facts.jsonl"
-
-    def rounds() -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in facts.read_text().splitlines() if line.endswith("}")]
-        return [fact for fact in found if fact["what"] == "round"]
-
-    def until(number: int) -> None:
-        end = time.monotonic() + 120
-        while len(rounds()) < number:
-            assert time.monotonic() < end
-            time.sleep(0.02)
-
-    until(20)
+    cast.begin(job, RECIPE)
+    cast.until(20)
     slow = cast.processes["dan"].pid
     train = [child.pid for child in psutil.Process(slow).children(recursive=True)]
     for pid in (slow, *train):
         os.kill(pid, signal.SIGSTOP)
-    stood = len(rounds())
-    until(stood + 40)
+    facts = (cast.folder / "run" / "facts.jsonl").read_text()
+    cast.until(facts.count('"what": "round"') + 40)
     for pid in (slow, *train):
         os.kill(pid, signal.SIGCONT)
     run = cast.close(200)
     done = [fact for fact in run.facts if fact["what"] == "round"]
     assert [fact["answered"] for fact in done] == [2] * 300
-    assert (
-        max(fact["age"] for fact in done) >= 30 / 2
-    )  # the mean of its age, 40 but for what is under way, and that of another
+    # The mean of its age, which is 40 but for what was under way, and that of another.
+    assert max(fact["age"] for fact in done) >= 30 / 2
     assert "refused" not in cast.log("dan")
 
 
@@ -117,13 +99,8 @@ def test_a_buffer_waits_for_nobody_and_takes_what_comes_late(cast: Cast) -> None
 def test_a_secure_sum_outlives_a_killed_party(cast: Cast) -> None:
     """Three of four are enough: the round in which one dies, and those after it, are opened without it."""
     job = HEAD.replace("rounds = 3", "rounds = 8") + CHANNELS["secure sum"]
-    address = cast.open(job)
-    for name in cast.names:
-        cast.join(address, name, cast.policy(name, RECIPE))
-    journal, end = cast.folder / "run" / "facts.jsonl", time.monotonic() + 240
-    while not (journal.is_file() and '"what": "round"' in journal.read_text()):
-        assert time.monotonic() < end, {name: cast.log(name)[-1000:] for name in cast.names}
-        time.sleep(0.02)
+    cast.begin(job, RECIPE)
+    cast.until(1)
     cast.processes["dan"].kill()
     run = cast.close(240)
     rounds = [fact for fact in run.facts if fact["what"] == "round"]
@@ -138,13 +115,8 @@ def test_a_secure_sum_outlives_a_killed_party(cast: Cast) -> None:
 def test_an_encrypted_sum_waits_for_a_killed_holder(cast: Cast) -> None:
     """The round in which the holder of the key dies stays closed; it comes back without it, and the rest are fine."""
     job = HEAD.replace("rounds = 3", "rounds = 8").replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"')
-    address = cast.open(job + CHANNELS["encrypted sum"])
-    for name in cast.names:
-        cast.join(address, name, cast.policy(name, RECIPE))
-    journal, end = cast.folder / "run" / "facts.jsonl", time.monotonic() + 240
-    while not (journal.is_file() and '"what": "round"' in journal.read_text()):
-        assert time.monotonic() < end, {name: cast.log(name)[-1000:] for name in cast.names}
-        time.sleep(0.02)
+    address = cast.begin(job + CHANNELS["encrypted sum"], RECIPE)
+    cast.until(1)
     cast.processes["ada"].kill()
     cast.processes["ada"].join(30)
     cast.join(address, "ada", cast.policy("ada", RECIPE))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from atoll.compiled import jax_library
 from atoll.core.tree import Array, Schema
 from atoll.models.layers import Shape
 from atoll.models.model import Model
@@ -287,12 +288,6 @@ def _trained(made: Any) -> list[tuple[str, Any]]:
 # --- what they share --------------------------------------------------------------------------------------------------
 
 _TYPES = (np.float32, np.int32)  # rows are numbers or, if the module does not take those, symbols
-
-
-def jax_library() -> Any:
-    from atoll.compiled import jax_library as framework
-
-    return framework()
 
 
 def _stateful(what: str) -> str:
