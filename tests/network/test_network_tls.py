@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from atoll.crypto.keys import Identity, Refused, verify
 from atoll.runtimes.network.roster import (
+    MOST,
     Member,
     Peer,
     Roster,
@@ -244,9 +245,16 @@ def test_addresses(address: str) -> None:
 
 
 def test_a_roster_of_many(federation: Any) -> None:
-    members = [Member(f"p{n}", Identity.new()) for n in range(1000)]
+    members = [Member(f"p{n}", Identity.new()) for n in range(MOST)]
     federation.let_in(*members)
     federation.serve()
     assert federation.party(members[613]).hello(b"hi") == b"p613: hi"
     with pytest.raises(Refused, match="does not let p613 in"):
         federation.party(Member("p613", Identity.new())).hello(b"hi")
+
+
+def test_a_roster_of_too_many_is_refused_with_its_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "roster"
+    path.write_text("".join(f"{line_of(Member(f'p{n}', Identity.new()))}\n" for n in range(MOST + 1)))
+    with pytest.raises(Unreadable, match=r"1,201 parties, and one server takes 1,200: .* edges"):
+        RosterFile(path)

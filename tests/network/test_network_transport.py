@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import socket
 import threading
 import time
 from itertools import islice
@@ -44,6 +46,30 @@ def test_all_four_calls(federation: Any) -> None:
     assert federation.service.bodies["alice"] == hashlib.sha256(body[::-1]).hexdigest()
     party.leave()
     assert federation.service.calls[-1] == ("goodbye", "alice")
+
+
+def test_a_slow_server_is_not_called_again_and_again(federation: Any) -> None:
+    """A thousand parties that come back at once must wait in line: each new call would make the line longer."""
+    calls: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        slow.settimeout(0.1)
+        ended = threading.Event()
+
+        def accept() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    calls.append(slow.accept()[0])
+
+        taking = threading.Thread(target=accept)
+        taking.start()
+        party = federation.party(address=f"127.0.0.1:{slow.getsockname()[1]}", times=Times(silence=3.0, patience=4.0))
+        with pytest.raises(Unreachable):
+            party.hello(b"hi")
+        ended.set()
+        taking.join()
+    assert 1 <= len(calls) <= 3
+    for call in calls:
+        call.close()
 
 
 def test_a_pull_waits_and_hears_at_once(federation: Any) -> None:

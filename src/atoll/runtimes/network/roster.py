@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from atoll.crypto.keys import KEY, Identity, Refused, refuse_if
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+MOST = 1_200  # parties; a handshake names each of them, and no TLS library reads more than 100 kB of names
 
 
 class Unreadable(OSError):
@@ -128,6 +129,11 @@ class Roster:
                 raise Refused(f"{path}:{number}: {reason}") from None
             keys[peer.name] = peer.key
             taken.add(peer.key)
+        refuse_if(
+            len(keys) > MOST,
+            f"{path}: {len(keys):,} parties, and one server takes {MOST:,}: let groups of them join through edges "
+            "(atoll edge --help)",
+        )
         return cls(MappingProxyType(keys))
 
 

@@ -29,6 +29,7 @@ from atoll.runtimes.network.tls import RENEW, Insecure, PartySide, ServerSide, U
 
 SLICE = 1.0  # seconds after which a waiting call looks whether it is still wanted
 SURE = 5  # handshakes in a row that seem to be refused, after which they are
+AWAY = ("Connection refused", "Endpoint closing")  # as gRPC says it: nobody listens, or nobody answered in time
 SENTENCE = 1000  # most characters of a reason that is sent
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -322,7 +323,9 @@ class PartyTransport:
                     ("grpc.enable_retries", 0),
                     ("grpc.use_local_subchannel_pool", 1),
                     ("grpc.initial_reconnect_backoff_ms", 100),
-                    ("grpc.min_reconnect_backoff_ms", 2000),
+                    # How long one handshake may take: many who come back at once wait in line, and who gives up
+                    # and calls again makes the line longer.
+                    ("grpc.min_reconnect_backoff_ms", int(self._times.silence * 1000)),
                     ("grpc.max_reconnect_backoff_ms", 2000),
                 ]
                 self._channel = self._credentials.channel(self._address, options)
@@ -355,7 +358,9 @@ class PartyTransport:
             return Refused(said)
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(f"the server at {self._address} does not speak {SERVICE}: upgrade the older of the two")
-        trouble = self._credentials.trouble(self._address) if code == grpc.StatusCode.UNAVAILABLE else None
+        # A handshake that was turned down is looked into with another one; a server that is away or slow is left alone.
+        turned_down = said.startswith("failed to connect") and not any(reason in said for reason in AWAY)
+        trouble = self._credentials.trouble(self._address) if turned_down else None
         if trouble:
             return _Seemingly(trouble)
         return Unreachable(f"the server at {self._address} does not answer ({code.name.lower()}: {said[:SENTENCE]})")
