@@ -134,6 +134,7 @@ BAD = {
     "no weight": answer(vector=weighing(0)),
     "a huge weight": answer(vector=weighing(1e18)),
     "a weight that is not a number": answer(vector=weighing(np.nan)),
+    "a number so large that two have no sum": answer(vector=np.where(GOOD == 3, np.float32(3e38), GOOD)),
 }
 
 
@@ -263,6 +264,40 @@ def test_with_late_answers_nobody_is_asked_while_at_work_and_old_answers_say_how
     assert not receipt.accepted
     assert "closed" in receipt.reason
     assert step(4, "ada", "ben", "cleo") == ([0, 1, 2], [0, 0, 0], 3)
+
+
+def late(room: Room, t: int, to: Any, *who: str) -> Any:
+    """Take one answer, late ones too, while these parties give theirs."""
+    found: list[Any] = []
+    ask = Ask(np.array(to), "contribute", {"t": t, "share": np.zeros(3, np.float32)}, enough=1, late=9)
+    thread = threading.Thread(target=lambda: found.append(room.hall.ask(ask)))
+    thread.start()
+    for name in who:
+        assert room.push(name, answer()).accepted
+    thread.join(30)
+    (replies,) = found
+    return replies.parties.tolist(), replies.each["age"].tolist(), replies.facts["asked"]
+
+
+def test_with_late_answers_a_step_takes_as_many_as_are_enough_and_the_others_stay(room: Room) -> None:
+    assert late(room, 0, [0, 1, 2], "ada") == ([0], [0], 3)
+    for name in ("cleo", "ben"):
+        assert room.push(name, answer()).accepted
+    assert late(room, 1, [1, 2]) == ([1], [1], 0)
+    assert late(room, 2, [2]) == ([2], [2], 0)
+    assert late(room, 3, [0, 1, 2], "ben") == ([1], [0], 3)
+
+
+def test_who_is_gone_is_not_at_work(room: Room) -> None:
+    assert late(room, 0, [0, 1, 2], "ada") == ([0], [0], 3)
+    room.hall.goodbye("ben")
+    room.hall.goodbye("cleo")
+    assert late(room, 1, [0], "ada") == ([0], [0], 1)
+
+
+def test_what_a_program_refuses_is_noted_by_name(room: Room) -> None:
+    room.hall.note(Note("rejected", {"number": 1, "reason": "secure", "why": "no signature"}))
+    assert room.notes.notes[-1] == Note("rejected", {"party": "ben", "reason": "secure", "why": "no signature"})
 
 
 def test_a_party_may_decline_and_the_others_are_enough(room: Room) -> None:

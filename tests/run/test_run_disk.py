@@ -134,3 +134,14 @@ def test_what_diverges_at_once_keeps_the_model_it_began_with(tmp_path: Path) -> 
     assert "party" in said
     assert "the model of round 0 was kept" in said
     assert whole_checkpoints(folder) == 1
+
+
+def test_a_step_of_the_server_that_diverges_is_not_kept(tmp_path: Path) -> None:
+    """What parties send is fine, what the server makes of it is not: also in the last round, which nobody follows."""
+    said, folder = diverges(tmp_path, "rounds=1", "method.server.lr=1e39")
+    assert "round 1: the step of the server gave numbers that are not finite" in said
+    assert "method.server.lr" in said
+    memory = read(folder).memory()
+    assert memory is not None
+    assert int(memory["t"]) == 0
+    assert np.isfinite(memory["state"]["params"]).all()

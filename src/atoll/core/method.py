@@ -217,8 +217,9 @@ async def _round(plan: Plan, state: State, channel: Tree, history: History) -> t
     if len(replies) >= max(plan.wire.floor, 1):
         combined, after = plan.codec.decode(vector, channel, Heard(len(replies), plan.seed if plan.seeded else None, t))
         channel, seen = facts_of(after)
-        _check(combined, replies, t)
+        _check(combined, t, replies)
         state = method.merge(state, unflatten(combined, method.schema))
+        _check(np.asarray(state["params"]), t)
     moved = length(np.asarray(state["params"] - before))
     await note("round", round=t + 1, **_facts(plan, share, pick, replies), **seen, **spent, moved=moved)
     elapsed, served = replies.facts.get("elapsed", history.elapsed), history.served
@@ -247,15 +248,19 @@ def _facts(plan: Plan, share: Tree, pick: Pick, replies: Replies) -> dict[str, A
     }
 
 
-def _check(combined: Array, replies: Replies, t: int) -> None:
-    if np.isfinite(combined).all():
+def _check(numbers: Array, t: int, replies: Replies | None = None) -> None:
+    """Refuse what is not finite: what was sent in these replies, or without them what the server made of it."""
+    if np.isfinite(numbers).all():
         return
-    finite = replies.each.get("finite")
-    bad = [] if finite is None else replies.parties[~finite].tolist()
-    named = f"party {', '.join(map(str, bad[:5]))}{' and others' if len(bad) > 5 else ''}" if bad else "the sum"
+    whose, rate = "the step of the server gave", "method.lr=… or method.server.lr=…"
+    if replies is not None:
+        finite = replies.each.get("finite")
+        bad = [] if finite is None else replies.parties[~finite].tolist()
+        named = f"party {', '.join(map(str, bad[:5]))}{' and others' if len(bad) > 5 else ''}" if bad else "the sum"
+        whose, rate = f"{named} sent", "method.lr=…"
     raise Diverged(
-        f"round {t + 1}: {named} sent numbers that are not finite, so the run stopped and the model of round {t} "
-        "was kept; use a smaller learning rate (--set method.lr=…), or clip with a Clip stage"
+        f"round {t + 1}: {whose} numbers that are not finite, so the run stopped and the model of round {t} was kept; "
+        f"use a smaller learning rate (--set {rate}), or clip with a Clip stage"
     )
 
 

@@ -213,7 +213,11 @@ class Hall:
     # --- the program's effects, from one thread ---
 
     def note(self, note: Note) -> None:
-        self._journal.note(note)
+        facts = dict(note.facts)
+        if note.what == "rejected":  # a program knows parties by their numbers, people know them by their names
+            number = facts.pop("number")
+            facts = {"party": next((name for name, n in self._members.items() if n == number), str(number)), **facts}
+        self._journal.note(Note(note.what, facts))
 
     def keep(self, memory: Tree) -> None:
         self._journal.keep(memory)
@@ -254,12 +258,12 @@ class Hall:
         asked = self._put(ask, within)
         with self._turn:
             self._wait(ask, asked, within)
-            ready = self._ready(ask)
-            # Where nothing may come late, or all has come, the question is over; else the rest comes with a later ask.
-            over = [now for now in self._open.values() if now.what == ask.what and self._ends(now, ask)]
+            ready = self._taken(ask)
+            # Where nothing may come late, or all was taken, the question is over; else the rest comes with a later ask.
+            over = [now for now in self._open.values() if now.what == ask.what and _ends(now, ask)]
             for now in over:
                 del self._open[now.number]
-            stale = sum(len(now.missing) for now in over) if ask.late is not None else 0
+            stale = sum(len(now.questions.keys() - now.taken) for now in over) if ask.late is not None else 0
         for now in over:
             self._store.close_question(now.number)
         replies = self._collect(ask, ready, asked, began, stale)
@@ -271,7 +275,9 @@ class Hall:
         """Open the question; while answers may come late, parties that are still at work are asked nothing more."""
         busy = {p for now in self._open.values() for p in now.questions if p not in now.taken}
         free = [int(p) for p in ask.to if int(p) not in busy]
-        asked = free if ask.late is None else free[: max(len(ask.to) - len(busy), 0)]
+        with self._turn:  # who is gone is not at work
+            at_work = sum(self._alive(p) for p in busy)
+        asked = free if ask.late is None else free[: max(len(ask.to) - at_work, 0)]
         if not asked:
             return set()
         t = int(ask.body["t"])
@@ -306,9 +312,17 @@ class Hall:
         same = [now for now in self._open.values() if now.what == ask.what and now.t >= oldest]
         return {(now.number, now.t): now.done - now.taken for now in same}
 
-    def _ends(self, now: _Open, ask: Ask) -> bool:
-        now.taken |= now.done
-        return ask.late is None or not now.missing or now.t <= int(ask.body["t"]) - ask.late
+    def _taken(self, ask: Ask) -> dict[_Key, set[int]]:
+        """Take what is ready; where answers may come late only as many as are enough, the oldest first."""
+        ready = self._ready(ask)
+        left = None if ask.late is None else ask.enough
+        for (number, _), parties in sorted(ready.items()):
+            refused = self._open[number].refused
+            good = sorted(parties - refused)[:left]
+            left = None if left is None else left - len(good)
+            parties.intersection_update(refused.union(good))
+            self._open[number].taken |= parties
+        return ready
 
     def _collect(self, ask: Ask, ready: Mapping[_Key, set[int]], asked: set[int], began: float, stale: int) -> Replies:
         layout, t = self._layouts[ask.what], int(ask.body["t"])
@@ -382,6 +396,10 @@ class Hall:
 
 
 _Key = tuple[int, int]  # of a question: its number, its round
+
+
+def _ends(now: _Open, ask: Ask) -> bool:
+    return ask.late is None or now.taken == now.questions.keys() or now.t <= int(ask.body["t"]) - ask.late
 
 
 def _rows(parts: list[Array]) -> Array:
