@@ -98,12 +98,13 @@ def _hall(
         if is_new(store, run):
             store.create(run)
         journal = stack.enter_context(closing(Journal(folder, rest=0.0)))
+        layouts = answer_layouts(made, len(known))
         hall = Hall(
-            run, store, journal, Worker({}, {}, said.seed), answer_layouts(made, len(known)),
+            run, store, journal, Worker({}, {}, said.seed), layouts,
             data=sample_layout(data), classes=seat.classes, job=seat.job, manifest=welcome.manifest,
             key_of=lambda who: below.roster()[who], times=times,
         )  # fmt: skip
-        limits = Limits.of(len(known))
+        limits = Limits.of(len(known), layouts.values())
         transport = ServerTransport(below.address, below.credentials, hall, limits=limits, times=times, folder=folder)
         store.move(run, "running")
         ready(transport.start())

@@ -105,10 +105,12 @@ def serve(
         elif store.state(name)[0] == "finished":
             raise Mismatch(f"{folder} holds a run that has ended: atoll report shows it, --run names another folder")
         journal = Journal(folder, rest=0.0, sinks=(*sinks, watch))
-        hall = _hall(store, journal, first, data, text, roster, times, memory)
+        layouts = answer_layouts(first, len(known))
+        hall = _hall(store, journal, first, layouts, data, text, roster, times, memory)
         watch.follow(hall.snapshot)
-        limits = Limits.of(len(known))
-        transport = ServerTransport(address, credentials, hall, limits=limits, times=times, folder=folder)
+        transport = ServerTransport(
+            address, credentials, hall, limits=Limits.of(len(known), layouts.values()), times=times, folder=folder
+        )
         state, reason = "failed", "the server ended unexpectedly"
         try:
             store.move(name, "running")
@@ -138,7 +140,7 @@ def serve(
 
 
 def _hall(
-    store: Any, journal: Journal, first: Assembled, data: Federated, text: str,
+    store: Any, journal: Journal, first: Assembled, layouts: Mapping[str, Any], data: Federated, text: str,
     roster: Callable[[], Mapping[str, str]], times: Any, memory: Any,
 ) -> Any:  # fmt: skip
     from atoll.runtimes.network.hall import Hall
@@ -146,7 +148,7 @@ def _hall(
 
     return Hall(
         store.path.parent.name, store, journal, Worker(first.handlers, first.rooms, first.plan.seed),
-        answer_layouts(first, len(roster())), data=sample_layout(data), classes=data.classes, job=text,
+        layouts, data=sample_layout(data), classes=data.classes, job=text,
         manifest=hashlib.sha256(text.encode()).digest(), key_of=lambda who: roster()[who], times=times,
         elapsed=float(memory["elapsed"]) if memory else 0.0,
     )  # fmt: skip
@@ -154,7 +156,7 @@ def _hall(
 
 def answer_layouts(made: Assembled, parties: int) -> dict[str, Any]:
     """Say what answers look like, by the question."""
-    from atoll.runtimes.network.message import Layout, answer_layout, message_layout
+    from atoll.runtimes.network.message import answer_layout, figures_layout, message_layout
 
     combine: Any = made.job.channel.combine
     if hasattr(combine, "talk"):
@@ -168,7 +170,7 @@ def answer_layouts(made: Assembled, parties: int) -> dict[str, Any]:
         one = Silos(np.zeros((1, *x.shape[1:]), x.dtype), np.zeros((1, *y.shape[1:]), y.dtype), np.array([0, 1]))
         group = Group(np.zeros(1, np.int64), one, np.zeros(1, np.int64), 0, 0)
         told, _ = judge({"share": method.share(method.init(made.plan.seed)), "t": 0}, group)
-        layouts["judge.own"] = Layout.of({name: np.asarray(leaf) for name, leaf in told.items()})
+        layouts["judge.own"] = figures_layout({name: np.asarray(leaf) for name, leaf in told.items()})
     return layouts
 
 

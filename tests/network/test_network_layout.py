@@ -14,7 +14,16 @@ from hypothesis.extra import numpy as hnp
 
 import atoll
 from atoll.core.wire import Wire, chain
-from atoll.runtimes.network.message import Fault, Layout, Leaf, Range, answer_layout, read_tree, write_tree
+from atoll.runtimes.network.message import (
+    Fault,
+    Layout,
+    Leaf,
+    Range,
+    answer_layout,
+    figures_layout,
+    read_tree,
+    write_tree,
+)
 
 MB = 2**20
 DTYPES = [
@@ -127,6 +136,64 @@ def test_the_last_number_is_a_weight_only_where_the_wire_says_so() -> None:
     assert noisy.weighted
     read_tree(write_tree(vector(noisy, -1, -5)), MB, schema=answer_layout(noisy))
     refused("not finite", vector(noisy, -1, np.nan), answer_layout(noisy))
+
+
+CLIPPED = [
+    chain(atoll.Clip(2.0), atoll.Average())(Wire(64, 10))[0],
+    chain(atoll.Clip(2.0), atoll.Average(by="expected"), atoll.Gaussian(1.0))(Wire(64, 10))[0],
+]
+
+
+@pytest.mark.parametrize("wire", CLIPPED)
+def test_who_has_not_clipped_is_refused(wire: Wire) -> None:
+    layout, row = answer_layout(wire), np.full((1, wire.size), 2 / np.sqrt(wire.size), np.float32)
+    read_tree(write_tree(answer(wire, vector=row)), MB, schema=layout)
+    said = refused("length", answer(wire, vector=row * np.float32(1.001)), layout)
+    assert "2.002 long, and at most 2 by the job" in said
+
+
+def test_noise_of_a_party_may_carry_its_vector_anywhere() -> None:
+    wire = chain(atoll.Clip(2.0), atoll.Average(), atoll.Gaussian(1.0, where="local"))(Wire(64, 10))[0]
+    read_tree(write_tree(answer(wire, vector=np.full((1, 64), 9, np.float32))), MB, schema=answer_layout(wire))
+
+
+def test_numbers_whose_sum_would_not_be_finite_are_refused() -> None:
+    read_tree(write_tree(vector(WEIGHED, 3, -1e29)), MB, schema=answer_layout(WEIGHED))
+    refused("range", vector(WEIGHED, 3, -3e38), answer_layout(WEIGHED))
+
+
+FIGURES = {"n": np.array([4.0]), "loss": np.array([2.5]), "correct": np.array([3.0])}
+
+
+def test_figures_of_an_evaluation_are_counts() -> None:
+    layout = figures_layout(FIGURES)
+    for right in ({}, {"correct": np.array([4.0])}, {"correct": np.array([0.0])}, {"loss": np.array([-9.0])}):
+        read_tree(write_tree(FIGURES | right), MB, schema=layout)
+    for wrong in ({"n": np.array([-5.0])}, {"correct": np.array([1e18])}, {"n": np.array([1e18])}):
+        refused("range", FIGURES | wrong, layout)
+    assert "above those of 'n'" in refused("range", FIGURES | {"correct": np.array([4.5])}, layout)
+    refused("not finite", FIGURES | {"loss": np.array([np.nan])}, layout)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "words"),
+    [
+        ({"x": Leaf("float32", (2,), within="y")}, "no leaf of its shape"),
+        ({"x": Leaf("float32", (2,), within="y"), "y": Leaf("float32", (3,))}, "no leaf of its shape"),
+        ({"x": Leaf("float", within="y"), "y": Leaf("str")}, "no leaf of its shape"),
+    ],
+)
+def test_a_leaf_is_held_against_one_like_it(leaves: dict[str, Leaf], words: str) -> None:
+    with pytest.raises(Fault, match=words):
+        Layout(leaves)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("float32", ()), ("float32", (3, 0)), ("uint32", (3,)), ("complex64", (3,))]
+)
+def test_only_rows_of_real_numbers_have_a_length(dtype: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(Fault):
+        Leaf(dtype, shape, length=1.0)
 
 
 @pytest.mark.parametrize("width", [32, 64])

@@ -18,8 +18,10 @@ import msgspec
 import psutil
 import pytest
 
+from atoll.core.wire import Wire
 from atoll.crypto.keys import Refused
 from atoll.runtimes.network.calls import Limits, Times, Unreachable
+from atoll.runtimes.network.message import answer_layout
 from atoll.runtimes.network.parcel import CHUNK, Header, Question, header_of
 from atoll.runtimes.network.roster import line_of
 
@@ -128,6 +130,57 @@ def test_bodies_wait_for_their_turn_and_who_waits_is_there(federation: Any) -> N
     waiting.join(10)
     holder.join(10)
     assert got == [b"bob 2 1"]
+
+
+def test_a_slow_upload_lets_others_go_first(federation: Any) -> None:
+    federation.let_in(federation.alice, federation.bob)
+    federation.serve(limits=Limits(bodies=1), times=Times(silence=1.5))
+    begun, enough = threading.Event(), threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        yield msgspec.msgpack.encode(Header("a", "1", 1000 * CHUNK, bytes(32)))
+        while not enough.wait(0.5):  # lively, and endless
+            yield bytes(CHUNK)
+            begun.set()
+
+    def hold() -> None:
+        with pytest.raises(grpc.RpcError):
+            federation.raw("Push", messages())
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    begun.wait(5)
+    try:
+        assert federation.party(federation.bob).push(header_of("b", "2", b"x"), b"x") == b"bob 2 1"
+        assert holder.is_alive()  # it goes on afterwards
+    finally:
+        enough.set()
+        holder.join(10)
+
+
+def test_a_party_that_reads_nothing_has_one_turn_however_often_it_asks(federation: Any) -> None:
+    """Eight pulls of one party, none of which it reads: only the newest is served, and others have their turn."""
+    federation.let_in(federation.alice, federation.bob)
+    federation.serve(limits=Limits(bodies=2), times=Times(silence=3.0))
+    large = asked("q", bytes(32 * MB))
+    pulls = []
+    for _ in range(8):
+        federation.service.line("alice").put(large)
+        pulls.append(federation.raw("Pull", 5.0))
+        time.sleep(0.2)
+    try:
+        assert federation.party(federation.bob).push(header_of("b", "2", b"x"), b"x") == b"bob 2 1"
+        assert len(federation.server._pulls) == 1
+    finally:
+        for pull in pulls:
+            pull.cancel()
+
+
+def test_no_body_is_longer_than_the_longest_answer_of_the_job() -> None:
+    short, long = (answer_layout(Wire(size, 10)) for size in (100, 5000))
+    assert Limits.of(10, [short, long]).body == long.most_bytes
+    assert Limits.of(10, [answer_layout(Wire(10**9, 10))]).body == Limits().body
+    assert Limits.of(1000, [short]).threads == 2000
 
 
 SERVER = """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from atoll.runtimes.network.message import Layout
 from atoll.runtimes.network.parcel import CHUNK, Header, Question
 
 SERVICE = "atoll.v1"
@@ -45,9 +46,12 @@ class Limits:
     bodies: int = 32  # of all those on their way, sent or taken at a time; others wait for their turn
 
     @classmethod
-    def of(cls, parties: int) -> Limits:
-        """For a server of so many parties, each of which may have a call that waits; more than 2,000 have to poll."""
-        return cls(threads=min(max(cls.threads, 2 * parties), 4096))
+    def of(cls, parties: int, answers: Iterable[Layout]) -> Limits:
+        """For a server of so many parties, each of which may have a call that waits (more than 2,000 have to poll), and
+        of answers laid out so.
+        """
+        longest = max(layout.most_bytes for layout in answers)
+        return cls(body=min(cls.body, longest), threads=min(max(cls.threads, 2 * parties), 4096))
 
 
 LIMITS = Limits()

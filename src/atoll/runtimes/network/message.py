@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from atoll.core.tree import Array, Tree, nest
+from atoll.core.tree import Array, Tree, length, nest
 from atoll.core.wire import Wire
 
 PROTOCOL = 1
 MOST_LEAVES = 10_000
 MOST_WEIGHT = 1e12
+MOST_NUMBER = 1e30  # of a vector: a sum of millions stays finite
 _HEADER = 2**21  # bytes of names, types and shapes at most; of plain values as well
 _DEEP, _LONG = 32, 256  # branches in a path, letters in a path
 _ABSURD = 2**48  # bytes of an array whose empty axes count as one
@@ -31,7 +32,7 @@ _CODES = {name: code for code, name in _TYPES.items()}
 _PLAIN = {bool: "bool", int: "int", float: "float", str: "str", type(None): "none"}
 _Axes = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=32)]
 
-Reason = Literal["size", "form", "name", "dtype", "shape", "not finite", "range", "weight", "version"]
+Reason = Literal["size", "form", "name", "dtype", "shape", "not finite", "range", "length", "weight", "version"]
 
 
 class Fault(ValueError):
@@ -72,13 +73,17 @@ class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finite: bool = True
     range: Range | None = None
     weight: Range | None = None  # of the last number along the last axis, which is a weight
+    length: float | None = None  # no row is longer
+    within: Annotated[str, Meta(max_length=_LONG)] | None = None  # a leaf of which no number is exceeded
     upto: bool = False
 
     def __post_init__(self) -> None:
         known = _PLAIN.values() if self.shape is None else _CODES
         refuse_if(self.dtype not in known, "dtype", f"dtype={self.dtype!r}: such a leaf is one of {', '.join(known)}")
-        blank = self.weight is not None and not (self.shape and self.shape[-1])
-        refuse_if(blank, "shape", f"shape={self.shape}: it has no last number for a weight")
+        blank = (self.weight is not None or self.length is not None) and not (self.shape and self.shape[-1])
+        refuse_if(blank, "shape", f"shape={self.shape}: it has no last number for a weight, and no row for a length")
+        odd = self.length is not None and not self.dtype.startswith("float")
+        refuse_if(odd, "dtype", f"dtype={self.dtype!r}: only real numbers have a length")
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +93,10 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check_paths(self.leaves)
+        for path, leaf in self.leaves.items():
+            other = self.leaves.get(leaf.within) if leaf.within is not None else leaf
+            odd = other is None or other.shape != leaf.shape or (leaf.within is not None and leaf.shape is None)
+            refuse_if(odd, "shape", f"leaf {path!r} is held against {leaf.within!r}, which is no leaf of its shape")
 
     @classmethod
     def of(cls, tree: Tree) -> Layout:
@@ -118,6 +127,9 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 _check_plain(path, found[path], leaf)
             else:
                 _check_array(path, _array(path, found[path]), leaf)
+        for path, leaf in self.leaves.items():
+            over = leaf.within is not None and bool(np.any(found[path] > found[leaf.within]))
+            refuse_if(over, "range", f"leaf {path!r} has numbers above those of {leaf.within!r}")
 
 
 def answer_layout(wire: Wire) -> Layout:
@@ -126,8 +138,23 @@ def answer_layout(wire: Wire) -> Layout:
     # In a ring any integer may be a masked one, and noise of a party's own may carry its weight anywhere.
     visible = wire.weighted and real and not any(event.where == "local" for event in wire.noise)
     weight = Range(0.0, MOST_WEIGHT, strict=True) if visible else None
-    vector = Leaf(wire.dtype, (1, wire.size), finite=real, weight=weight)
+    span = Range(-MOST_NUMBER, MOST_NUMBER) if real else None
+    # A wire says how long a vector is at most: who sends a longer one has not clipped it.
+    length = wire.l2 if real else None
+    vector = Leaf(wire.dtype, (1, wire.size), finite=real, range=span, weight=weight, length=length)
     return Layout({"finite": Leaf("bool", (1,)), "vector": vector})
+
+
+def figures_layout(told: Tree) -> Layout:
+    """What a party's evaluation looks like, by an example: sums over samples, of which none was counted below zero."""
+    leaves = Layout.of(told).leaves
+    counted, count = ("n", "correct", "squares", "yy"), Range(0.0, MOST_WEIGHT)
+    return Layout({
+        name: msgspec.structs.replace(
+            leaf, range=count if name in counted else None, within="n" if name == "correct" else None
+        )
+        for name, leaf in leaves.items()
+    })  # fmt: skip
 
 
 def message_layout(most: int) -> Layout:
@@ -158,6 +185,14 @@ def _check_array(path: str, array: Array, leaf: Leaf) -> None:
     refuse_if(bad, "not finite", f"leaf {path!r} has numbers that are not finite")
     inside = leaf.range is None or leaf.range.holds(array)
     refuse_if(not inside, "range", f"leaf {path!r} has other numbers than {leaf.range}")
+    if leaf.length is not None and array.size:
+        longest = max(map(length, array.reshape(-1, array.shape[-1])))
+        # What was clipped in another order of adding may be longer by a rounding.
+        refuse_if(
+            longest > leaf.length * (1 + 1e-5),
+            "length",
+            f"leaf {path!r} is {longest:g} long, and at most {leaf.length:g} by the job: it was not clipped",
+        )
 
 
 def _ends(numbers: Array) -> tuple[Any, Any]:

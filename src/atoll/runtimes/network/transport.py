@@ -26,8 +26,8 @@ from atoll.runtimes.network.disk import Unwritable
 from atoll.runtimes.network.parcel import Header, Parcel, Question, Source, messages_of, receive
 from atoll.runtimes.network.roster import Unreadable
 from atoll.runtimes.network.tls import RENEW, Insecure, PartySide, ServerSide, Unknown, grpc_library, split
+from atoll.runtimes.network.turns import SLICE, Turns
 
-SLICE = 1.0  # seconds after which a waiting call looks whether it is still wanted
 SURE = 5  # handshakes in a row that seem to be refused, after which they are
 AWAY = ("Connection refused", "Endpoint closing")  # as gRPC says it: nobody listens, or nobody answered in time
 SENTENCE = 1000  # most characters of a reason that is sent
@@ -56,7 +56,7 @@ class ServerTransport:
         self._pulls: dict[str, object] = {}
         self._uploads: set[str] = set()
         self._until: dict[Any, float] = {}
-        self._bodies = threading.BoundedSemaphore(limits.bodies)
+        self._bodies = Turns(limits.bodies)
         self._stopped = threading.Event()
         self._server: Any = None
 
@@ -106,17 +106,17 @@ class ServerTransport:
             return b""
 
     def _pull(self, asked: bytes, context: Any) -> Iterator[bytes]:
-        with self._admitted(context) as name:
-            question = self._question(name, asked, context)
+        with self._admitted(context) as name, self._newest_pull(name, context) as wanted:
+            question = self._question(name, asked, context, wanted)
             if question:
-                with self._under_way(name, context) as alive:
+                with self._under_way(name, context, wanted) as alive:
                     for message in messages_of(question.header, question.body):
                         alive()
                         yield message
 
     def _push(self, messages: Iterator[bytes], context: Any) -> bytes:
         with self._admitted(context) as name, self._only_upload(name):
-            with self._under_way(name, context) as alive:
+            with self._under_way(name, context, lambda: self._stays(context)) as alive:
 
                 def checked() -> Iterator[bytes]:
                     for message in messages:
@@ -129,26 +129,35 @@ class ServerTransport:
             with parcel:
                 return self._service.answer(name, parcel.header, parcel.body)
 
-    def _question(self, name: str, asked: bytes, context: Any) -> Question | None:
+    def _question(self, name: str, asked: bytes, context: Any, wanted: Callable[[], bool]) -> Question | None:
         """Wait in slices: a caller that left, lost its line in the roster or called anew waits no more."""
         try:
             wait = msgspec.msgpack.decode(asked, type=float)
         except (msgspec.DecodeError, ValueError):
             raise Refused("a pull says how many seconds it would wait") from None
         refuse_if(not 0 <= wait < math.inf, f"wait={wait}: a pull waits for a while, not for ever")
+        crowded = len(self._pulls) > 3 * self._limits.threads // 4
+        until = time.monotonic() + (0.0 if crowded else min(wait, self._times.wait))
+        while True:
+            left = until - time.monotonic()
+            question = self._service.next_question(name, max(0.0, min(left, SLICE)))
+            self._credentials.name(context)
+            if not wanted():
+                return None
+            if question or left <= SLICE:
+                return question
+
+    def _stays(self, context: Any) -> bool:
+        return not self._stopped.is_set() and bool(context.is_active())
+
+    @contextlib.contextmanager
+    def _newest_pull(self, name: str, context: Any) -> Iterator[Callable[[], bool]]:
+        """Of all the pulls of one party the newest is served: says whether this one still is."""
         mine = object()
         with self._lock:
             self._pulls[name] = mine
-            crowded = len(self._pulls) > 3 * self._limits.threads // 4
-        until = time.monotonic() + (0.0 if crowded else min(wait, self._times.wait))
         try:
-            while True:
-                left = until - time.monotonic()
-                question = self._service.next_question(name, max(0.0, min(left, SLICE)))
-                self._credentials.name(context)
-                gone = self._stopped.is_set() or not context.is_active() or self._pulls.get(name) is not mine
-                if gone or question or left <= SLICE:
-                    return None if gone else question
+            yield lambda: self._stays(context) and self._pulls.get(name) is mine
         finally:
             with self._lock:
                 if self._pulls.get(name) is mine:
@@ -194,25 +203,37 @@ class ServerTransport:
                 self._uploads.discard(name)
 
     @contextlib.contextmanager
-    def _under_way(self, name: str, context: Any) -> Iterator[Callable[[], None]]:
-        """A body on its way, when its turn has come: each chunk in time, from one who may still call."""
-        while not self._bodies.acquire(timeout=SLICE):
+    def _under_way(self, name: str, context: Any, wanted: Callable[[], bool]) -> Iterator[Callable[[], None]]:
+        """A body on its way, when its turn has come: each chunk in time, from one who may still call.
+
+        Who has had a turn for long lets others go first, so that slow lines hold up nobody.
+        """
+
+        def waits() -> None:
             self._service.here(name)
-            if self._stopped.is_set() or not context.is_active():
+            if not wanted():
                 raise _Later("the call ended before the turn of its body came")
+
+        turn = self._bodies.take(waits)
         end = time.monotonic() + self._times.answer
 
         def alive() -> None:
+            nonlocal turn
+            if turn.began + self._times.silence < time.monotonic() and self._bodies.wanted:
+                with self._lock:
+                    self._until.pop(context, None)
+                self._bodies.give(turn)
+                turn = self._bodies.take(waits)
             with self._lock:
                 self._until[context] = min(end, time.monotonic() + self._times.silence)
-            self._service.here(name)
+            waits()
             self._credentials.name(context)
 
         try:
             alive()
             yield alive
         finally:
-            self._bodies.release()
+            self._bodies.give(turn)
             with self._lock:
                 self._until.pop(context, None)
 
