@@ -166,6 +166,9 @@ def test_a_stranger_is_refused_on_both_sides_in_a_sentence(federation: Federatio
     said = (federation.folder / "a.log").read_text()
     assert "roster" in said
     assert "Traceback" not in said
+    server = federation.folder / "server.log"
+    federation.until(lambda: "turned away a connection: its key is not in the roster" in server.read_text(), 2.0)
+    assert "ssl_transport" not in server.read_text()
 
 
 def test_a_server_whose_parties_do_not_come_ends(federation: Federation) -> None:
@@ -211,7 +214,7 @@ def test_mistakes_are_one_sentence(federation: Federation) -> None:
 def test_a_party_counts_its_answers_itself(tmp_path: Path) -> None:
     """A server that says "round 1" for ever gets no more than the policy allows."""
     from atoll.jobfile import dumps, to_table
-    from atoll.join import answers_given, within_policy
+    from atoll.join import answers_given, bytes_moved, within_policy
     from atoll.party import assess
     from atoll.runtimes.network.audit import Audit
     from atoll.runtimes.network.policy import NotAllowed, Policy
@@ -224,17 +227,26 @@ def test_a_party_counts_its_answers_itself(tmp_path: Path) -> None:
     one, two = assessed.spent[:2]
     assert 0 < one < two
     limited = Policy(most_epsilon_job=(one + two) / 2)
-    within_policy(limited, assessed, 1)
+    within_policy(limited, assessed, 1, 0.0)
     with pytest.raises(NotAllowed, match="most_epsilon_job"):
-        within_policy(limited, assessed, 2)
+        within_policy(limited, assessed, 2, 0.0)
+    limited = Policy(most_epsilon_month=1.0 + (one + two) / 2)
+    within_policy(limited, assessed, 2, 0.0)
+    within_policy(limited, assessed, 1, 1.0)
+    with pytest.raises(NotAllowed, match="most_epsilon_month"):
+        within_policy(limited, assessed, 2, 1.0)
     with pytest.raises(NotAllowed, match="most_rounds"):
-        within_policy(Policy(most_rounds=3), assessed, 4)
-    within_policy(Policy(), assessed, 10)
+        within_policy(Policy(most_rounds=3), assessed, 4, 0.0)
+    within_policy(Policy(), assessed, 10, 0.0)
     with pytest.raises(NotAllowed, match="asked 11 times"):
-        within_policy(Policy(), assessed, 11)
+        within_policy(Policy(), assessed, 11, 0.0)
     with Audit(tmp_path / "audit.jsonl") as audit:
-        for question in (4, 5, 5, 9):
-            audit.left(job="j", question=question, asked="contribute", size=1, digest="0" * 64)
+        audit.append("hello", bytes=1000, sha256="0" * 64)
+        # Another vector under an old number is another answer; the same bytes sent again are not.
+        for question, digest in ((4, "a"), (5, "b"), (5, "c"), (5, "c"), (9, "d")):
+            audit.left(job="j", question=question, asked="contribute", size=1, digest=digest * 64, brought=10)
         audit.left(job="j", question=10, asked="judge.own", size=1, digest="0" * 64)
         audit.left(job="other", question=1, asked="contribute", size=1, digest="0" * 64)
-    assert answers_given(tmp_path / "audit.jsonl", "j") == 3
+        audit.append("declined", job="j", question=11, asked="contribute", brought=100, why="not now")
+    assert answers_given(tmp_path / "audit.jsonl", "j") == 4
+    assert bytes_moved(tmp_path / "audit.jsonl", "j") == 5 * 11 + 1 + 100

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.cli.logs import Form, log_note, speaking
+from atoll.cli.overhear import overhearing
 
 
 def new_key_file(name: str, folder: Path) -> None:
@@ -33,7 +34,7 @@ def serve_job(
     from atoll.runtimes.network.watch import last_said
     from atoll.serve import serve
 
-    with speaking(form) as say:
+    with overhearing(), speaking(form) as say:
 
         def ready(at: str) -> None:
             say("serving", f"serving at {at}; waiting for parties (atoll join)", address=at)
@@ -69,7 +70,7 @@ def join_job(
     """Take part in a served job for as long as it lasts."""
     from atoll.join import join
     from atoll.runtimes.network.policy import Policy
-    from atoll.runtimes.network.roster import load_key, peer_of
+    from atoll.runtimes.network.roster import key_text, load_key, peer_of
     from atoll.runtimes.network.tls import Insecure, PartySide
 
     with speaking(form) as say:
@@ -77,12 +78,12 @@ def join_job(
         limits = Policy.load(policy)
         if insecure:
             credentials: Any = Insecure(insecure)
-            name = insecure
+            name, known = insecure, ""
         else:
             credentials = PartySide(_key(key, load_key), peer_of(server))
-            name = credentials.member.name
+            name, known = credentials.member.name, key_text(credentials.server.key)
         try:
-            why = join(address, credentials, name, limits, folder, server=server, say=lambda text: say("told", text))
+            why = join(address, credentials, name, limits, folder, server=known, say=lambda text: say("told", text))
         except KeyboardInterrupt:
             say("stopped", "stopped; joining again with the same key and folder goes on")
             raise
@@ -96,10 +97,10 @@ def edge_of(
     """Stand between a server and the parties of a roster for as long as the job lasts."""
     from atoll.edge import Below, edge
     from atoll.runtimes.network.policy import Policy
-    from atoll.runtimes.network.roster import RosterFile, load_key, peer_of
+    from atoll.runtimes.network.roster import RosterFile, key_text, load_key, peer_of
     from atoll.runtimes.network.tls import PartySide, ServerSide
 
-    with speaking(form) as say:
+    with overhearing(), speaking(form) as say:
         _stop_kindly()
         limits, file = Policy.load(policy), RosterFile(roster)
         up = PartySide(_key(key, load_key), peer_of(server))
@@ -108,7 +109,8 @@ def edge_of(
             lambda: file.now().texts, parties, first,
         )  # fmt: skip
         why = edge(
-            parent, up, up.member.name, limits, folder, below, server=server, say=lambda text: say("told", text),
+            parent, up, up.member.name, limits, folder, below, server=key_text(up.server.key),
+            say=lambda text: say("told", text),
             ready=lambda at: say("serving", f"serving at {at}; waiting for parties (atoll join)", address=at),
         )  # fmt: skip
         say("ended", f"ended: {why}", reason=why)
