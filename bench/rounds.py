@@ -9,6 +9,7 @@ which fraction of this machine's GEMM rate the round's arithmetic is, and where 
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -21,16 +22,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "rivals"))
 
 from measure import RIVALS, measure  # noqa: E402
+from products import operations  # noqa: E402
 
-# Operations of one local step of 10 samples: forward, weights' gradient, inputs' gradient (not of the data).
-DENSE = lambda n, i, o, first=False: (4 if first else 6) * n * i * o  # noqa: E731
-STEP = {
-    "2nn": DENSE(10, 784, 200, True) + DENSE(10, 200, 200) + DENSE(10, 200, 10),
-    "cnn": DENSE(10 * 784, 25, 32, True) + DENSE(10 * 196, 800, 64) + DENSE(10, 3136, 512) + DENSE(10, 512, 10),
-    "lstm": DENSE(800, 8, 1024) + 2 * DENSE(800, 256, 1024) + DENSE(800, 256, 1024) + DENSE(800, 256, 90),
-    "softmax": DENSE(10, 784, 10, True),
-    "tiny": DENSE(10, 60, 10, True),
-}
 STEPS = {"2nn": 600, "cnn": 600, "lstm": 60, "softmax": 600, "tiny": 2500}
 ASKED = {"2nn": 5.0, "cnn": 1.4, "lstm": 1.4, "softmax": 8.0, "tiny": 20.0}
 
@@ -69,6 +62,13 @@ def turns(workload: str, rounds: int, repeat: int, only: list[str]) -> dict[str,
     return found
 
 
+def products(workload: str) -> float:
+    """Seconds of the products of one step, on one core."""
+    command = [sys.executable, str(HERE / "products.py"), workload]
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=alone).stdout)[workload]
+
+
 def summary(workload: str, found: dict[str, list[dict]], rate: float) -> list[str]:
     medians, starts = {}, {}
     for rival, records in found.items():
@@ -77,7 +77,7 @@ def summary(workload: str, found: dict[str, list[dict]], rate: float) -> list[st
             medians[rival] = statistics.median(rounds)
             starts[rival] = statistics.median([r["startup"] for r in records if "startup" in r])
     ours = min((name for name in medians if name.startswith("atoll")), key=lambda name: medians[name])
-    flops = STEP[workload] * STEPS[workload]
+    flops = operations(workload) * STEPS[workload]
     lines = []
     for rival, seconds in sorted(medians.items(), key=lambda item: item[1]):
         ratio = seconds / medians[ours]
@@ -85,10 +85,11 @@ def summary(workload: str, found: dict[str, list[dict]], rate: float) -> list[st
         lines.append(f"| {workload} | {rival} | {seconds:.4f} | {ratio:.2f}× | {starts[rival]:.1f} | {share} |")
     best = min((s for name, s in medians.items() if not name.startswith("atoll")), default=float("nan"))
     work = statistics.median([r["work"] for r in found[ours] if "work" in r])
+    alone = products(workload) * STEPS[workload] / (os.cpu_count() or 1)
     lines.append(
         f"| {workload} | **fastest rival / Atoll** | | **{best / medians[ours]:.2f}×** (asked {ASKED[workload]:g}×) "
-        f"| | "
-        f"{100 * work / medians[ours]:.0f} % of Atoll's round is local training |"
+        f"| | {100 * work / medians[ours]:.0f} % of Atoll's round is local training; its products alone would take "
+        f"{100 * alone / medians[ours]:.0f} % |"
     )
     return lines
 
