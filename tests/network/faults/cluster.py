@@ -86,7 +86,7 @@ class Cluster:
 
     def join(self, k: int, *, address: str = "", **how: Any) -> subprocess.Popen[str]:
         data = f'{{ use = "digits", clients = {self.parties}, party = {k} }}'
-        (self.folder / f"p{k}.toml").write_text(f"allow_plain = true\ndata = {data}\n")
+        (self.folder / f"p{k}.toml").write_text(f'allow_plain = true\nroster = "roster"\ndata = {data}\n')
         args = ["join", address or self.address, "--server", self.server_line, "--key", f"p{k}.key"]
         return self.start([*args, "--policy", f"p{k}.toml", "--folder", f"party-{k}"], f"p{k}.log", **how)
 
@@ -153,13 +153,13 @@ class Cluster:
 
 
 @cache
-def undisturbed(text: str) -> bytes:
-    """The model of three parties' run that nobody disturbs."""
+def undisturbed(text: str, parties: int = 3, code: str = ATOLL) -> bytes:
+    """The model of a run that nobody disturbs."""
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), text)
+        cluster = Cluster(Path(folder), text, parties)
         try:
             server = cluster.serve()
-            cluster.join_all()
+            cluster.join_all(code=code)
             cluster.ends(server)
             return cluster.model()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import select
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, job, undisturbed
+from cluster import ATOLL, Cluster, job, undisturbed
 
 pytest.importorskip("grpc")
 
@@ -122,3 +123,98 @@ def test_a_hundred_kills(cluster: Callable[..., Cluster], figure: Callable[[str]
         figure(f"ready after {usual:.2f} s (median of {len(ready)}), slowest {max(ready):.2f} s")
         figure(f"{given_up} parties had no server for a minute, gave up and were started again")
     assert max(ready) <= 5.0
+
+
+# A server that kills itself when a method of its hall has done its work, the moment its `said` fits.
+DIES = (
+    """
+import os, signal
+from atoll.runtimes.network.hall import Hall
+
+once = Hall.{0}
+
+def dies(self, said):
+    done = once(self, said)
+    if {1}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return done
+
+Hall.{0} = dies
+"""
+    + ATOLL
+)
+CUT = 2  # the round, counted from 0, in which it dies
+ANSWERED = f'said.what == "{{}}" and said.body["t"] == {CUT}'  # all have answered
+MERGED = f'said.what == "round" and said.facts["round"] == {CUT + 1}'  # the new model is there, and nobody has kept it
+SECURE = 'stages = [{ use = "clip", norm = 1.0 }, "average", { use = "ring", bits = 16 }]\ncombine = "secure_sum"\n'
+NOISY = """stages = [
+    { use = "clip", norm = 1.0 }, { use = "average", by = "expected" },
+    { use = "gaussian", multiplier = 2.0, where = "%s" },
+]
+"""
+
+
+# A party that rounds by address, so that the same round gives the same integers: what differs then is the masks.
+SEEDED = "from atoll.join import join; join.__kwdefaults__['seeded'] = True; " + ATOLL
+
+
+def interrupted(federation: Cluster, method: str, when: str, code: str = ATOLL) -> None:
+    """Begin a run and see the server die in it."""
+    server = federation.serve(code=DIES.format(method, when))
+    federation.join_all(code=code)
+    assert server.wait(120) == -signal.SIGKILL, federation.said("server")
+
+
+def sent_twice(federation: Cluster, what: str) -> list[list[dict[str, Any]]]:
+    """What each party's audit says that it sent to two such questions, of the round in which the server died."""
+    numbers = [n for (n,) in federation.rows(f"SELECT question FROM questions WHERE what = '{what}' AND t = {CUT}")]
+    assert len(numbers) == 2
+    found = []
+    for k in range(federation.parties):
+        lines = (federation.folder / f"party-{k}" / "audit.jsonl").read_text().splitlines()
+        found.append([line for line in map(json.loads, lines) if line.get("question") in numbers])
+    return found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("step", ["masked", "unmask"])
+@pytest.mark.parametrize("gone", [False, True], ids=["all come back", "one is gone"])
+def test_a_secure_sum_cut_short_has_other_masks(cluster: Callable[..., Cluster], step: str, gone: bool) -> None:
+    text = job(4, parties=4) + SECURE
+    federation = cluster(text, parties=4)
+    interrupted(federation, "ask", ANSWERED.format(f"secure.{step}"), SEEDED)
+    if gone:  # what was masked for four must not be sent again for three
+        federation.processes[-1].kill()
+        federation.processes[-1].wait(10)
+    federation.ends(federation.serve("--parties", str(4 - gone)))
+    rounds = {fact["round"]: fact["answered"] for fact in federation.facts("round")}
+    assert rounds == {1: 4, 2: 4, 3: 4 - gone, 4: 4 - gone}
+    for k, lines in enumerate(sent_twice(federation, "secure.masked")[: 4 - gone]):
+        before, after = lines
+        assert before["sha256"] != after["sha256"]
+        assert len(list((federation.folder / f"party-{k}" / "spent").glob("*.spent"))) == 2  # sessions
+    if not gone:
+        assert federation.model() == undisturbed(text, 4, SEEDED)  # whichever the masks were, they are gone
+
+
+@pytest.mark.nightly
+def test_noise_of_a_party_is_drawn_again(cluster: Callable[..., Cluster]) -> None:
+    federation = cluster(job(4) + NOISY % "local")
+    interrupted(federation, "ask", ANSWERED.format("contribute"))
+    federation.ends(federation.serve())
+    for before, after in sent_twice(federation, "contribute"):
+        assert before["sha256"] != after["sha256"]
+        assert before["epsilon"] < after["epsilon"]  # both have left, and both are paid for
+
+
+@pytest.mark.nightly
+def test_noise_of_the_server_is_drawn_again(cluster: Callable[..., Cluster]) -> None:
+    """Parties without noise of their own send the same bits a second time: what differs is the server's."""
+    federation = cluster(job(4) + NOISY % "central")
+    interrupted(federation, "note", MERGED)
+    federation.ends(federation.serve())
+    for before, after in sent_twice(federation, "contribute"):
+        assert before["sha256"] == after["sha256"]
+    moved = [fact["moved"] for fact in federation.facts("round") if fact["round"] == CUT + 1]
+    assert len(moved) == 2
+    assert moved[0] != moved[1]
