@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ MOST = 200  # parties that are trained alone; of more, an even sample
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Scores of the three ways. `all`: on everybody's test data; `own`: on a party's own mix of labels.
+    """Scores of the three ways. `all`: on everybody's test data; `own`: on a party's own, or on its own mix of labels.
 
     Scores are accuracies, or r² for numbers. Arrays have an entry for each party that was trained alone.
     """
@@ -43,7 +44,7 @@ class Comparison:
 
     @property
     def better_off(self) -> int:
-        """How many parties the federated model serves better than their own, on their own mix."""
+        """How many parties the federated model serves better than their own, on their own data."""
         return int((self.federated_own > self.alone_own).sum())
 
     @property
@@ -89,14 +90,14 @@ class Comparison:
 
     def __str__(self) -> str:
         f = self.figures()
-        rows = [f"{self.metric:<12}{'on everybodys data':>20}{'on own mix: mean':>20}{'worst 10 %':>12}{'best':>8}"]
+        rows = [f"{self.metric:<12}{'on everybodys data':>20}{'on own: mean':>20}{'worst 10 %':>12}{'best':>8}"]
         for way in ("alone", "federated", "pooled"):
             row = f[way]
             own = f"{row['own']:>20.3f}{row['own.worst10']:>12.3f}{row['own.best']:>8.3f}"
             rows.append(f"{way:<12}{row['all']:>20.3f}{own}")
         rows.append(f"each way sees every sample {self.passes} times")
         if len(self.parties) <= FEW:
-            rows += ["", f"{'own mix of':<20}{'alone':>8}{'federated':>11}{'pooled':>8}{'gain':>8}"]
+            rows += ["", f"{'on own data of':<20}{'alone':>8}{'federated':>11}{'pooled':>8}{'gain':>8}"]
             for one in f["each"]:
                 scores = f"{one['alone']:>8.3f}{one['federated']:>11.3f}{one['pooled']:>8.3f}"
                 rows.append(f"party {one['party']:<14.14}{scores}{one['federated'] - one['alone']:>+8.3f}")
@@ -119,7 +120,10 @@ def _spread(scores: Array, name: str) -> dict[str, float]:
 def compare(
     job: Job, data: Federated, seed: int = 0, *, progress: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Train alone, federated and pooled, each seeing every sample equally often; score all three on the same test."""
+    """Train alone, federated and pooled, each seeing every sample equally often; score all three on the same test.
+
+    A learning rate that changes over rounds changes as far over the passes of training alone and pooled.
+    """
     if data.test is None:
         raise BadData("compare needs a central test set to score all three on: load data that has one, or hold one out")
     method: Any = bind(job.method, data)
@@ -132,24 +136,37 @@ def compare(
     share = job.select.expected(len(data)) / len(data)
     passes = max(1, round(rounds * share * getattr(method, "epochs", 1)))
     how = Fit(passes, getattr(method, "batch", None), getattr(method, "optimiser", Optimiser()))
-    train: Mapping[str, Any] = {"how": how, "lr": rate(method.lr, 0)}
+    rates = [rate(method.lr, e * rounds // passes) for e in range(passes)]
     chosen = np.unique(np.linspace(0, len(data) - 1, min(MOST, len(data))).astype(int))
-    score = _Scores(model, data, chosen)
+    score = _Scores(model, data)
     w0 = model.init(seed)
     alone_all, alone_own = np.empty(len(chosen)), np.empty(len(chosen))
     for a in range(0, len(chosen), max(model.width, 1)):
         progress(f"alone: {a} of {len(chosen)} parties")
         some = chosen[a : a + max(model.width, 1)]
-        for k, w in enumerate(model.fit(w0, Group(some, data.train, some, seed, 0), **train)):
-            alone_all[a + k], own = score(w)
-            alone_own[a + k] = own[a + k]
+        for k, w in enumerate(_fit(model, w0, Group(some, data.train, some, seed, 0), how, rates)):
+            alone_all[a + k], (alone_own[a + k],) = score(w, some[k : k + 1])
     progress("pooled")
     whole = _pool(data.train)
-    pooled = model.fit(w0, Group(np.arange(1), whole, np.arange(1), seed, 0), **train)[0]
-    (fed_all, fed_own), (pool_all, pool_own) = score(run.vector), score(pooled)
+    pooled = _fit(model, w0, Group(np.arange(1), whole, np.arange(1), seed, 0), how, rates)[0]
+    (fed_all, fed_own), (pool_all, pool_own) = score(run.vector, chosen), score(pooled, chosen)
     metric = "accuracy" if data.kind == "classes" else "r2"
     names = tuple(data.name(int(k)) for k in chosen)
     return Comparison(metric, passes, chosen, names, alone_all, alone_own, fed_all, fed_own, pool_all, pool_own)
+
+
+def _fit(model: Model, w: Array, group: Group, how: Fit, rates: Sequence[float]) -> Array:
+    """Train every party of a group from w, a pass for each rate; where the rate changes, optimisers start anew."""
+    many, e = w, 0
+    for lr, same in groupby(rates):
+        how = replace(how, epochs=len(list(same)))
+        if e == 0:
+            many = model.fit(w, group, how, lr)  # all at once, since they start from the same
+        else:  # from here on each has a model of its own to start from
+            here = [replace(group.only(k), t=e) for k in range(len(group))]
+            many = np.concatenate([model.fit(many[k], one, how, lr) for k, one in enumerate(here)])
+        e += how.epochs
+    return many
 
 
 def _pool(silos: Silos) -> Silos:
@@ -159,17 +176,16 @@ def _pool(silos: Silos) -> Silos:
 
 @dataclass(frozen=True, eq=False)
 class _Scores:
-    """Score a model on everybody's test data and on each party's own mix of labels.
+    """Score a model on everybody's test data and on what some parties have of their own.
 
-    The own mix is the central test set weighed by a party's shares of labels: what a party would see, without taking
-    a sample from its training. For numbers it is the party's own test data, or else everybody's.
+    That is their own test data. Of who has none it is the central test set weighed by the party's shares of labels:
+    what it would see, without taking a sample from its training; for sequences and numbers it is everybody's.
     """
 
     model: Model
     data: Federated
-    parties: Array
 
-    def __call__(self, w: Array) -> tuple[float, Array]:
+    def __call__(self, w: Array, parties: Array) -> tuple[float, Array]:
         test = self.data.test
         assert test is not None
         rows = np.concatenate([np.arange(len(test.y))[test.rows(k)] for k in range(len(test))])
@@ -177,27 +193,32 @@ class _Scores:
         _, right, n = self.model.engine.losses(self.model, w, x, y)
         if self.data.kind == "real":
             whole = 1 - right.sum() / max(((y - y.mean()) ** 2).sum(), 1e-12)
-            return float(whole), self._own_numbers(w, float(whole))
-        whole = float(right.sum() / max(n.sum(), 1))
-        if y.ndim > 1:  # sequences have no one label to weigh by
-            return whole, np.full(len(self.parties), whole)
-        count = np.bincount(y, minlength=self.data.classes)
-        by_class = np.bincount(y, weights=right, minlength=self.data.classes) / np.maximum(count, 1)
-        shares = np.stack([self._share(int(k), count) for k in self.parties])
-        return whole, shares @ by_class
+        else:
+            whole = right.sum() / max(n.sum(), 1)
+        scores = np.full(len(parties), float(whole))
+        if self.data.kind == "classes" and y.ndim == 1:  # sequences have no one label to weigh by
+            count = np.bincount(y, minlength=self.data.classes)
+            by_class = np.bincount(y, weights=right, minlength=self.data.classes) / np.maximum(count, 1)
+            scores = np.stack([self._share(int(k), count) for k in parties]) @ by_class
+        own = self._own(w, parties)
+        return float(whole), np.where(np.isfinite(own), own, scores)
 
     def _share(self, k: int, count: Array) -> Array:
         mine = np.bincount(self.data.train[k][1], minlength=self.data.classes) * (count > 0)
         return mine / max(mine.sum(), 1)
 
-    def _own_numbers(self, w: Array, whole: float) -> Array:
-        own = self.data.own
-        if own is None:
-            return np.full(len(self.parties), whole)
-        scores = []
-        for k in self.parties.tolist():
-            x, y = own[k]
-            spread = ((y - y.mean()) ** 2).sum() if len(y) > 1 else 0.0
-            _, squares, _ = self.model.engine.losses(self.model, w, x, y) if spread > 0 else (None, np.zeros(1), None)
-            scores.append(1 - squares.sum() / spread if spread > 0 else whole)
-        return np.array(scores)
+    def _own(self, w: Array, parties: Array) -> Array:
+        """Score each on its own test data; who has none, or only numbers that are all the same, has no score."""
+        own, scores = self.data.own, np.full(len(parties), np.nan)
+        there = np.flatnonzero(own.sizes[parties]) if own is not None else parties[:0]
+        if own is None or not len(there):
+            return scores
+        sums = self.model.evaluate(w, Group(parties[there], own, parties[there], 0, 0))
+        n = sums["n"]
+        if "squares" in sums:
+            spread = sums["yy"] - sums["y"] ** 2 / n
+            spread[spread <= 1e-9 * sums["yy"]] = np.nan
+            scores[there] = 1 - sums["squares"] / spread
+        else:
+            scores[there] = sums["correct"] / np.where(n > 0, n, np.nan)
+        return scores
