@@ -37,6 +37,7 @@ class FedAvg:
             raise ValueError(f"batch={self.batch}: a batch has at least one sample (leave it out for all of them)")
         if self.prox < 0:
             raise ValueError(f"prox={self.prox}: the pull towards the shared model is not negative")
+        self.model.engine.check(self.optimiser)
 
     @property
     def schema(self) -> Schema:

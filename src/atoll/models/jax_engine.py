@@ -15,6 +15,7 @@ from atoll.core.party import Group
 from atoll.core.tree import Array, Schema
 from atoll.models.batches import Batches, batches, round_up
 from atoll.models.model import Fit, Model
+from atoll.models.optimiser import Optimiser
 
 Tensor = Any
 
@@ -37,6 +38,11 @@ class JaxEngine:
         if model.size > TINY or model.net.heavy:
             return 1
         return min(max(200_000 // model.size, 1), 125)
+
+    def check(self, optimiser: Optimiser) -> None:
+        """Refuse an optimiser that parties cannot train with."""
+        if not optimiser.plain:
+            optimiser.make()
 
     def fit(self, model: Model, w: Array, group: Group, how: Fit, lr: float, linear: Array | None) -> Array:
         if how.private is not None:

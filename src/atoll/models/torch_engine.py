@@ -47,6 +47,10 @@ class TorchEngine:
     def width(self, model: Model) -> int:
         return WIDTH if _affine(model.net) and model.size <= TINY else 1
 
+    def check(self, optimiser: Optimiser) -> None:
+        """Refuse an optimiser that parties cannot train with."""
+        _optimiser(optimiser)
+
     def fit(self, model: Model, w: Array, group: Group, how: Fit, lr: float, linear: Array | None) -> Array:
         _torch()
         if how.private is not None:
