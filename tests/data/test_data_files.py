@@ -2,11 +2,14 @@
 
 import gzip
 import hashlib
+import io
+import tarfile
 
 import pytest
 
 from atoll.data import BadData, DataMissing, load
 from atoll.data.files import File, cache, download, find, read
+from atoll.data.tabular import HOUSING
 
 CONTENT = b"1,2,3\n"
 FILE = File("toy/toy.data.gz", "https://example.org/toy.data", hashlib.sha256(CONTENT).hexdigest())
@@ -46,6 +49,28 @@ def test_a_download_is_checked_and_kept(monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == ["toy.data"]  # no half-written file beside it
 
 
+def test_of_an_archive_the_member_is_kept(monkeypatch):
+    monkeypatch.delenv("ATOLL_OFFLINE")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in (("Toy/readme", b"no"), ("Toy/toy.data", CONTENT)):
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            archive.addfile(about, io.BytesIO(content))
+    sha256 = hashlib.sha256(packed.getvalue()).hexdigest()
+    file = File("toy/toy.data.gz", "https://example.org/toy.tgz", sha256, member="Toy/toy.data")
+    with pytest.raises(BadData, match="sha256"):
+        find(file, lambda _: packed.getvalue()[:-1])
+    assert find(file, lambda _: packed.getvalue()) == cache() / "toy/toy.data"
+    assert read(file) == CONTENT
+
+
+def test_california_housing_is_the_archive_of_scikit_learn():
+    from sklearn.datasets._california_housing import ARCHIVE
+
+    assert (HOUSING.url, HOUSING.sha256) == (ARCHIVE.url, ARCHIVE.checksum)
+
+
 def test_a_wrong_download_is_refused_and_not_kept(monkeypatch):
     monkeypatch.delenv("ATOLL_OFFLINE")
     with pytest.raises(BadData, match="sha256"):
@@ -58,6 +83,8 @@ def test_without_network_the_sentence_says_which_file_goes_where(monkeypatch):
         load("mnist")
     with pytest.raises(DataMissing, match=r"cannot be downloaded: put it at .* \(home: shakespeare\.mit\.edu"):
         load("shakespeare")
+    with pytest.raises(DataMissing, match=r"UCI_Credit_Card\.csv\.gz .* put it at .* \(home: https://archive\.ics"):
+        load("credit_default")
     monkeypatch.delenv("ATOLL_OFFLINE")
 
     def broken(url):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
+import tarfile
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +22,15 @@ Opener = Callable[[str], bytes]
 class File:
     """One file of a data set: its place under a data folder, and where its bytes can be had.
 
-    `sha256` is that of the bytes at `url`. Without a url, `home` is the page where a person finds the file.
+    `sha256` is that of the bytes at `url`; where they are an archive, the file is its `member`. Without a url, `home`
+    is the page where a person finds the file.
     """
 
     path: str
     url: str = ""
     sha256: str = ""
     home: str = ""
+    member: str = ""
 
 
 def cache() -> Path:
@@ -91,6 +95,9 @@ def _keep(file: File, content: bytes) -> Path:
             f"{file.url} has sha256 {found[:16]}… where {file.sha256[:16]}… was expected:"
             f" get the file elsewhere and put it at {cache() / file.path}"
         )
+    if file.member:
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            content = archive.extractfile(file.member).read()  # type: ignore[union-attr] # its bytes are known
     path = cache() / file.path
     if not file.url.endswith(".gz"):
         path = path.with_name(path.name.removesuffix(".gz"))

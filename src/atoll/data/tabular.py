@@ -42,9 +42,11 @@ CREDIT = File(
     "uci_credit_default/UCI_Credit_Card.csv.gz",
     home="https://archive.ics.uci.edu/dataset/350/default+of+credit+card+clients, the Kaggle CSV form",
 )
-HOUSING = File(
+HOUSING = File(  # as scikit-learn has it
     "california_housing/cal_housing.data.gz",
-    home="https://www.dcc.fc.up.pt/~ltorgo/Regression/cal_housing.tgz, the file cal_housing.data inside",
+    "https://ndownloader.figshare.com/files/5976036",
+    "aaa5c9a6afe2225cc2aed2723682ae403280c4a3695a2ddda4ffb5d8215ea681",
+    member="CaliforniaHousing/cal_housing.data",
 )
 HOUSING_HEADER = "longitude,latitude,housing_median_age,total_rooms,total_bedrooms,population,households,median_income"
 HEART_HEADER = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal"
