@@ -27,7 +27,10 @@ class Server:
         """Return the optimiser's memory for parameters w, as a flat tree of arrays."""
         if self.optimiser.plain:
             return {}
-        return _leaves(self.optimiser.make()(self.lr).init(w))
+        import jax
+
+        with jax.enable_x64(w.dtype == np.float64):
+            return _leaves(self.optimiser.make()(self.lr).init(w))
 
     def step(self, w: Array, change: Array, memory: Mapping[str, Any]) -> tuple[Array, Mapping[str, Any]]:
         """Move w by the change."""

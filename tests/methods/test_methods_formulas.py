@@ -1,0 +1,95 @@
+"""Methods against their formulas, written down in NumPy or solved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import atoll
+from atoll.models import functions
+
+W = np.array([1.0, -2.0, 0.5, 0.0])
+CHANGES = [np.array([0.3, -0.1, 0.0, 2.0]), np.array([-0.2, -0.4, 0.05, 1.0])]
+B1, B2, TAU, LR = 0.8, 0.95, 0.02, 0.3
+START = 1e-6  # of Yogi's moments
+
+
+def plain(w: np.ndarray, lr: float) -> np.ndarray:
+    for d in CHANGES:
+        w = w + lr * d
+    return w
+
+
+def momentum(w: np.ndarray) -> np.ndarray:
+    m = np.zeros_like(w)
+    for d in CHANGES:
+        m = B1 * m + d
+        w = w + LR * m
+    return w
+
+
+def adam(w: np.ndarray) -> np.ndarray:
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, d in enumerate(CHANGES, 1):
+        m, v = B1 * m + (1 - B1) * d, B2 * v + (1 - B2) * d**2
+        w = w + LR * m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + TAU)
+    return w
+
+
+def yogi(w: np.ndarray) -> np.ndarray:
+    m, v = np.full_like(w, -START), np.full_like(w, START)  # of the negative gradient, which the change is
+    for t, d in enumerate(CHANGES, 1):
+        m, v = B1 * m + (1 - B1) * d, v - (1 - B2) * np.sign(v - d**2) * d**2
+        w = w + LR * m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + TAU)
+    return w
+
+
+def adagrad(w: np.ndarray) -> np.ndarray:
+    v = np.zeros_like(w)
+    for d in CHANGES:
+        v = v + d**2
+        w = w + LR * np.where(v > 0, d / np.sqrt(v + TAU), 0)
+    return w
+
+
+MODEL = functions(lambda seed: W, losses=lambda w, x, y: ((w - x) ** 2).sum(1) / 2, dtype="float64")
+MOMENTS = {"server_lr": LR, "b1": B1, "b2": B2, "eps": TAU}
+
+
+@pytest.mark.parametrize(
+    ("method", "formula"),
+    [
+        (atoll.FedAvg(MODEL), lambda w: plain(w, 1.0)),
+        (atoll.FedAvg(MODEL, server=atoll.Server(lr=LR)), lambda w: plain(w, LR)),
+        (atoll.fedavgm(MODEL, server_lr=LR, momentum=B1), momentum),
+        (atoll.fedadam(MODEL, **MOMENTS), adam),
+        (atoll.fedyogi(MODEL, **MOMENTS), yogi),
+        (atoll.fedadagrad(MODEL, server_lr=LR, eps=TAU), adagrad),
+    ],
+    ids=["fedavg", "server.lr", "fedavgm", "fedadam", "fedyogi", "fedadagrad"],
+)
+def test_two_merges_are_the_formula(method: Any, formula: Callable[[np.ndarray], np.ndarray]) -> None:
+    state = method.init(0)
+    assert state["params"].tolist() == W.tolist()
+    for change in CHANGES:
+        state = method.merge(state, {"delta": change})
+    assert state["params"].dtype == np.float64
+    assert np.allclose(state["params"], formula(W), rtol=0, atol=1e-12)
+    assert state["t"] == 2
+
+
+def test_fedprox_ends_at_the_proximal_points() -> None:
+    """h/2·(x − c)² + mu/2·(x − w)² is least at (h·c + mu·w)/(h + mu); the server takes the mean over the parties."""
+    mu, h, c = 0.7, np.array([1.0, 2.5]), np.array([4.0, -1.0])
+    model = functions(lambda seed: np.zeros(1), losses=lambda x, a, b: a[:, 0] / 2 * (x - b) ** 2, dtype="float64")
+    data = atoll.data.federate([([[a]], [b]) for a, b in zip(h, c, strict=True)], kind="real")
+    method = atoll.FedProx(model, mu, epochs=300, batch=None, lr=0.2)
+    for rounds in (1, 2, 3):
+        w = 0.0
+        for _ in range(rounds):
+            w = float(np.mean((h * c + mu * w) / (h + mu)))
+        run = atoll.simulate(atoll.Job(method, atoll.All(), rounds=rounds), data)
+        assert run.vector == pytest.approx([w], abs=1e-12)
