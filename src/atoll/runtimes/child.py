@@ -74,8 +74,12 @@ def _travels(error: Exception) -> bool:
         return False
 
 
-def settle(core: int | None, parent: int) -> None:
-    """Become a good child: one core, one thread, gone when the parent is, deaf to Ctrl-C (the parent decides)."""
+def settle(core: int | None, parent: int) -> list[int]:
+    """Become a good child: one core, one thread, gone when the parent is, deaf to Ctrl-C (the parent decides).
+
+    Return the cores that the system says it has now. It has others where the one given is not to be had any more, and
+    none are known where a process cannot choose.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
@@ -83,10 +87,12 @@ def settle(core: int | None, parent: int) -> None:
         if os.getppid() != parent:
             os._exit(1)
         if core is not None:
-            os.sched_setaffinity(0, {core})
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, {core})
         _keep_memory()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
+    return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 
 
 def _keep_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from atoll.runtimes.child import quiet_main, settle
 from atoll.runtimes.shared import Block
 from atoll.runtimes.workers import Answer, Chunk, PartyFailed, Worker
 
+log = logging.getLogger(__name__)
 SLOTS = 4  # answers of one process that may wait for their turn to be added
 TRIES = 3  # processes that may die over one chunk before the run gives up
 
@@ -44,6 +46,7 @@ class _Hand(NamedTuple):
     process: Any
     line: Connection
     slots: Sequence[Block]
+    core: int
 
 
 class Pool:
@@ -81,7 +84,7 @@ class Pool:
         with quiet_main(how):
             process.start()
         theirs.close()
-        return _Hand(process, ours, slots)
+        return _Hand(process, ours, slots, core)
 
     def answers(self, chunks: Sequence[Chunk], body: Tree) -> Iterator[tuple[Answer, int]]:
         """Yield each chunk's (answer, process number), in order; an answer holds until the next one is asked for."""
@@ -132,6 +135,9 @@ class Pool:
                 continue
             if failed:
                 raise PartyFailed(failed)
+            if c is None:  # its first word
+                _log_cores(self._hands[h], spec)
+                continue
             slot, packed = spec
             tree = self._hands[h].slots[slot].read(packed)
             yield c, h, Answer(tree.get("sums", {}), tree.get("each", {}), tree.get("memory", {}), seconds)
@@ -167,14 +173,23 @@ class Pool:
         self._hands = []
 
 
+def _log_cores(hand: _Hand, cores: Sequence[int]) -> None:
+    """Say on which core a process works, and aloud if it is not its own: two on one core take twice as long."""
+    if cores == [hand.core]:
+        log.info("process %d keeps to core %d", hand.process.pid, hand.core)
+    elif cores:
+        log.warning("process %d could not keep to core %d, it works on %s", hand.process.pid, hand.core, cores)
+
+
 # --- in the child -----------------------------------------------------------------------------------------------------
 
 
 def _serve(line: Connection, worker: Worker | Unbuilt, board: str, slots: list[str], core: int, parent: int) -> None:
-    settle(core, parent)
+    cores = settle(core, parent)
     worker = worker if isinstance(worker, Worker) else worker.borrow()
     told, mine = Block(board), [Block(path) for path in slots]
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        line.send((None, None, cores, None))
         while True:
             number, chunk, spec, slot = line.recv()
             try:
