@@ -105,6 +105,23 @@ def test_what_is_too_old_is_dropped_and_its_party_asked_again() -> None:
     assert handler.asked == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (3, 1)]
 
 
+def test_a_deadline_ends_the_wait_and_what_comes_later_counts_later() -> None:
+    runtime = simulator(Scribe(), Speeds([1.0, 3.0, 10.0]))
+    first = put(runtime, range(3), 0, within=2.0, late=5)
+    assert first.parties.tolist() == [0]
+    assert first.facts["virtual"] == 2.0  # the others were waited for until then
+    second = put(runtime, [1, 2], 1, within=2.0, late=5)
+    assert second.parties.tolist() == [1]
+    assert second.each["age"].tolist() == [1]
+    assert second.facts["virtual"] == 4.0
+    third = put(runtime, [2], 2, within=2.0, late=5, enough=1)
+    assert not len(third)
+    assert third.facts["virtual"] == 6.0
+    last = put(runtime, [2], 3, within=9.0, late=5, enough=1)
+    assert last.parties.tolist() == [2]
+    assert last.facts["virtual"] == 10.0  # enough is there before the deadline
+
+
 def test_the_lost_are_free_at_once() -> None:
     handler = Scribe()
     runtime = simulator(handler, Speeds([1.0, 2.0], gone={0: (1,)}))

@@ -132,9 +132,12 @@ class Simulator:
         for k, seconds in enumerate(self._world.latency(parties, t).tolist()):
             leaves = {name: leaf[k].copy() for name, leaf in each.items()}
             self._pending[int(parties[k])] = Pending(self._clock + seconds, t, leaves)
-        first = sorted(self._pending, key=lambda p: (self._pending[p].finish, p))[: ask.enough]
+        until = np.inf if ask.within is None else self._clock + ask.within
+        there = [p for p, answer in self._pending.items() if answer.finish <= until]
+        first = sorted(there, key=lambda p: (self._pending[p].finish, p))[: ask.enough]
+        in_vain = len(there) < min(len(self._pending), ask.enough or np.inf)  # who is to come was waited for to the end
         answers = {p: self._pending.pop(p) for p in sorted(first)}
-        self._clock = max((a.finish for a in answers.values()), default=self._clock)
+        self._clock = until if in_vain else max((a.finish for a in answers.values()), default=self._clock)
         names = next(iter(answers.values())).leaves if answers else ()
         rows = {name: np.stack([a.leaves[name] for a in answers.values()]) for name in names}
         rows["age"] = np.array([t - a.t for a in answers.values()], np.int64)
@@ -187,6 +190,8 @@ class Simulator:
         if self._worker.handlers[ask.what].room != "train":
             return who, who[:0]
         gone = self._world.lost(who, t)
+        if ask.within is not None:
+            gone = gone | (self._world.latency(who, t) > ask.within)
         there = who[~gone]
         if ask.enough is not None and len(there) > ask.enough:
             fastest = np.argsort(self._world.latency(there, t), kind="stable")[: ask.enough]
