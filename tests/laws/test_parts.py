@@ -1,6 +1,8 @@
-"""Every part obeys the public checks."""
+"""Every part obeys the public checks. Parts come from the catalogue: who adds one says here how it is checked."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,14 +10,96 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import atoll
+from atoll.catalogue import PARTS, build, find
 from atoll.core.wire import Wire, chain
 from atoll.data.federated import Federated
-from atoll.testing import check_combine, check_method, check_part, check_refusal, check_rule, check_stage
+from atoll.testing import (
+    check_combine,
+    check_method,
+    check_part,
+    check_refusal,
+    check_rule,
+    check_select,
+    check_stage,
+)  # fmt: skip
 
-SELECTS = [
-    atoll.All(), atoll.Uniform(0.3), atoll.Count(4), atoll.Poisson(0.2), atoll.BySize(3),
-    atoll.Over(atoll.Count(4), 1.5),
-]  # fmt: skip
+# A noise's scale comes from a bound, and what it is divided by must not tell who came.
+BOUNDED = (atoll.Clip(1.0), atoll.Average("expected"))
+STAGES: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {  # each stage with those that it needs before it
+    "weigh": [(atoll.Weigh(), ()), (atoll.Weigh(most=20.0), (atoll.Clip(1.0),))],
+    "average": [(atoll.Average(), ()), (atoll.Average("expected"), ())],
+    "clip": [(atoll.Clip(1.0), ()), (atoll.Clip(0.5, quantile=0.5), ())],
+    "ring": [(atoll.Ring(), BOUNDED)],
+    "gaussian": [
+        (atoll.Gaussian(0.7), BOUNDED),
+        (atoll.Gaussian(0.7), (*BOUNDED, atoll.Ring())),
+        (atoll.Gaussian(0.7, "local"), BOUNDED),
+        (atoll.Gaussian(0.7, "distributed"), (*BOUNDED, atoll.Ring())),
+    ],
+    "tree": [(atoll.Tree(0.7, every=8), BOUNDED), (atoll.Tree(0.7, every=8), (*BOUNDED, atoll.Ring()))],
+    "top_k": [(atoll.TopK(0.3), ())],
+    "random_k": [(atoll.RandomK(0.3), ())],
+    "quantise": [(atoll.Quantise(4), ())],
+    "sign": [(atoll.Sign(), ())],
+    "rotate": [(atoll.Rotate(), ())],
+    "low_rank": [(atoll.LowRank(2), ())],
+}
+IN_RING = chain(*BOUNDED, atoll.Ring())(Wire(40, 5))[0]
+WHOLE = Wire(6, 5, mean=True, shapes=((6,),))
+COMBINES = {  # each combine with the wire that it stands on
+    "sum": [(atoll.Sum(), None), (atoll.Sum(), IN_RING)],
+    "each": [(atoll.Each(atoll.Mean()), None), (atoll.Each(atoll.Median()), None)],
+    "buffered": [(atoll.Buffered(enough=5), WHOLE), (atoll.Buffered(enough=5, power=0.0, most=0), WHOLE)],
+    "secure_sum": [(atoll.SecureSum(), IN_RING)],
+    "light_sum": [(atoll.LightSum(), IN_RING)],
+    "encrypted_sum": [(atoll.EncryptedSum(), IN_RING)],
+}
+NEEDED = {  # what parts that cannot be made of nothing are made of
+    "each": {"rule": "median"}, "over": {"select": {"use": "count", "number": 4}}, "trace": {"file": "t.csv"},
+    "budget": {"epsilon": 1.0}, "trimmed_mean": {"f": 2}, "clip": {"norm": 1.0},
+}  # fmt: skip
+
+
+def made(kind: str, name: str) -> Any:
+    model = {"model": "softmax"} if kind == "method" else {}
+    return build(kind, {"use": name, **model, **NEEDED.get(name, {})})
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in PARTS.items() for name in names])
+def test_every_part_is_a_record(kind: str, name: str) -> None:
+    check_part(made(kind, name))
+
+
+@pytest.mark.parametrize("name", PARTS["stage"])
+def test_every_stage(name: str) -> None:
+    for stage, first in STAGES[name]:
+        assert type(stage) is find("stage", name)
+        check_stage(stage, first=first)
+
+
+@pytest.mark.parametrize("name", PARTS["combine"])
+def test_every_combine(name: str) -> None:
+    for combine, wire in COMBINES[name]:
+        assert type(combine) is find("combine", name)
+        check_combine(combine, wire, absent=((), (2,)))
+
+
+@pytest.mark.parametrize("name", PARTS["rule"])
+def test_every_rule(name: str) -> None:
+    rule = made("rule", name)
+    check_rule(rule)
+    check_rule(rule, n=8, d=1)
+
+
+@pytest.mark.parametrize("name", PARTS["select"])
+def test_every_select(name: str) -> None:
+    select = made("select", name)
+    check_select(select, parties=30 if name == "partition" else 24)
+
+
+@pytest.mark.parametrize("name", PARTS["method"])
+def test_every_method(name: str, unequal: Federated) -> None:
+    check_method(made("method", name), unequal)
 
 
 def test_weigh_and_average_are_lossless() -> None:
@@ -39,12 +123,6 @@ def test_weigh_erases_the_bound_and_average_keeps_it() -> None:
     assert chain(atoll.Clip(1.0), atoll.Average())(wire)[0].l2 == 1.0
 
 
-@pytest.mark.parametrize("rule", [atoll.Mean(), atoll.Median(), atoll.TrimmedMean(2)])
-def test_rules(rule: object) -> None:
-    check_rule(rule)  # type: ignore[arg-type]
-    check_rule(rule, n=8, d=1)  # type: ignore[arg-type]
-
-
 @given(st.integers(1, 30), st.integers(1, 50), st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None)
 def test_median_and_trimmed_mean_equal_their_definitions(n: int, d: int, seed: int) -> None:
@@ -60,23 +138,13 @@ def test_median_survives_a_minority_of_anything() -> None:
     assert np.abs(atoll.Median()(rows)).max() < 5
 
 
-@pytest.mark.parametrize("combine", [atoll.Sum(), atoll.Each(atoll.Mean()), atoll.Each(atoll.Median())])
-def test_combines(combine: object) -> None:
-    check_combine(combine)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("part", [*SELECTS, atoll.Always(), atoll.Flaky(), atoll.Diurnal(), atoll.Trace("t.csv"),
-                                  atoll.Target(), atoll.Patience(), atoll.Still(), atoll.WallTime(),
-                                  atoll.Exponential(), atoll.Steps(), atoll.Cosine(), atoll.Channel()])  # fmt: skip
-def test_other_parts_are_records(part: object) -> None:
-    check_part(part)
+def test_a_channel_is_a_record() -> None:
+    check_part(atoll.Channel())
 
 
 MODEL = atoll.models.softmax()
 METHODS = [
-    atoll.FedAvg(MODEL, epochs=2, batch=4), atoll.FedAvg(MODEL, batch=None), atoll.FedProx(MODEL, mu=0.5),
-    atoll.FedSGD(MODEL), atoll.FedSGD(MODEL, by="weights"), atoll.fedavgm(MODEL), atoll.fedadam(MODEL),
-    atoll.fedyogi(MODEL), atoll.fedadagrad(MODEL),
+    atoll.FedAvg(MODEL, epochs=2, batch=4), atoll.FedAvg(MODEL, batch=None), atoll.FedSGD(MODEL, by="weights"),
     atoll.FedAvg(atoll.models.mlp((8,)), batch=5, optimiser=atoll.optimiser("adam", b1=0.8)),
     atoll.FedAvg(atoll.models.mlp((120, 120)), batch=5, optimiser=atoll.optimiser("sgd", momentum=0.9)),
     atoll.FedAvg(atoll.models.mlp((120, 120), backend="torch"), batch=5),
@@ -85,7 +153,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_methods(method: object, unequal: Federated) -> None:
+def test_methods_of_other_settings(method: object, unequal: Federated) -> None:
     check_method(method, unequal)  # type: ignore[arg-type]
 
 
@@ -115,6 +183,19 @@ def test_what_makes_no_sense_is_refused(unequal: Federated) -> None:
 def test_settings_that_cannot_be_are_refused(make: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("backend", "name", "words"), [
+    ("torch", "lion", "not in the torch backend, which has sgd, adam, adamw, adagrad, rmsprop: use backend='jax'"),
+    ("torch", "adm", "torch backend"), ("jax", "adm", "did you mean 'adam'"),
+])  # fmt: skip
+def test_an_optimiser_that_the_backend_has_not_is_refused_when_the_method_is_made(
+    backend: Any, name: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        atoll.FedAvg(atoll.models.softmax(backend=backend), optimiser=atoll.optimiser(name))
+    at_the_server = atoll.Server(atoll.optimiser("lion"), 0.01)
+    assert atoll.FedAvg(atoll.models.softmax(backend=backend), server=at_the_server).server == at_the_server
 
 
 def test_optimisers_name_the_nearest() -> None:

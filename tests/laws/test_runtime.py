@@ -1,9 +1,12 @@
-"""The simulator obeys the law of runtimes; who is lost, late or offline is absent."""
+"""Every runtime obeys the law of runtimes; in a simulation who is lost, late or offline is absent."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,11 @@ import pytest
 import atoll
 from atoll.core.effects import Ask, drive, keep, note
 from atoll.core.party import Handler, Samples
+from atoll.crypto.keys import Refused
 from atoll.data.federated import Federated
 from atoll.journal import Journal
 from atoll.runtimes.simulate import Simulator
+from atoll.runtimes.workers import Chunk, Worker
 from atoll.testing import Echo, Loopback, check_runtime
 
 
@@ -54,6 +59,76 @@ def test_loopback_is_a_runtime() -> None:
     check_runtime(Loopback)
 
 
+def test_the_network_is_a_runtime(tmp_path: Path) -> None:
+    """A hall on a real socket, and eleven parties with a line of their own. (Ray's: tests/runtimes.)"""
+    pytest.importorskip("grpc")
+    from atoll.runtimes.network.calls import Times
+    from atoll.runtimes.network.hall import Hall
+    from atoll.runtimes.network.message import (
+        AnswerHead,
+        Hello,
+        Layout,
+        Leaf,
+        QuestionHead,
+        read_envelope,
+        read_tree,
+        write_envelope,
+        write_tree,
+    )  # fmt: skip
+    from atoll.runtimes.network.parcel import Header, header_of
+    from atoll.runtimes.network.store import Store
+    from atoll.runtimes.network.tls import Insecure
+    from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+
+    times = Times(wait=5.0, answer=60.0, silence=30.0, grace=0.2, patience=5.0)
+    data = Layout({"x": Leaf("float32", (1,)), "y": Leaf("int32", ())})
+    answers = Layout({"vector": Leaf("float32", (1, 5)), "asked": Leaf("float64", (1,)), "me": Leaf("int64", (1,))})
+
+    def take_part(line: PartyTransport, me: int, worker: Worker) -> None:
+        memory: Mapping[str, Any] = {}
+        with suppress(Refused):  # it is over
+            while True:
+                parcel = line.pull()
+                if parcel is None:
+                    continue
+                with parcel:
+                    head, body = read_envelope(QuestionHead, parcel.header.envelope), parcel.body.read()
+                tree = read_tree(body, len(body))
+                answer = worker.answer(Chunk(head.what, head.t, np.array([me]), memory, ()), tree)
+                memory, sent = answer.memory, write_tree(answer.each)
+                made = header_of("answer", "x", sent)
+                about = AnswerHead(head.run, head.number, made.size, made.sha256, 0.0)
+                line.push(Header(made.kind, made.id, made.size, made.sha256, write_envelope(about)), sent)
+
+    with ExitStack() as stack:
+
+        def make(handlers: Mapping[str, Handler], samples: Samples) -> Hall:
+            names = [f"party{k}" for k in range(len(samples.offsets) - 1)]
+            store = stack.enter_context(Store(tmp_path))
+            store.enrol([(name, f"key of {name}") for name in names])
+            store.create("run")
+            store.move("run", "running")
+            hall = Hall(
+                "run", store, Journal(), Worker({}, {}, 0), {"contribute": answers}, data=data, job="",
+                manifest=bytes(32), key_of=lambda name: f"key of {name}", times=times,
+            )  # fmt: skip
+            server = ServerTransport("127.0.0.1:0", Insecure("server"), hall, times=times, folder=tmp_path)
+            address = server.start()
+            stack.callback(server.stop)
+            worker = Worker(handlers, {"train": samples}, 0)
+            for me, name in enumerate(names):
+                line = PartyTransport(address, Insecure(name), times=times)
+                stack.callback(line.close)
+                line.hello(write_envelope(Hello(name, 1, data)))
+                thread = threading.Thread(target=take_part, args=(line, me, worker))
+                thread.start()
+                stack.callback(thread.join, 30)
+            stack.callback(hall.end, "the test is over")
+            return hall
+
+        check_runtime(make, exact=False)
+
+
 def test_folds_have_the_same_bits_for_any_number_of_workers(made: list[Simulator]) -> None:
     rows = np.random.default_rng(0).normal(size=(40, 1000)).astype(np.float32)
     samples = atoll.data.Silos(np.zeros((40, 1)), np.zeros(40, np.int32), np.arange(41))
@@ -72,6 +147,19 @@ def test_the_lost_are_absent_and_enough_is_enough(made: list[Simulator]) -> None
     replies = made[0].ask(Ask(np.arange(9), "contribute", {"rows": np.ones((9, 2)), "t": 0}, enough=4))
     assert replies.parties.tolist() == [0, 2, 3, 4]
     assert replies.facts["lost"] == 2
+
+
+def test_who_answers_after_the_deadline_is_absent(made: list[Simulator]) -> None:
+    """Party k takes k seconds."""
+    samples = atoll.data.Silos(np.zeros((9, 1)), np.zeros(9, np.int32), np.arange(10))
+    made.append(Simulator({"contribute": Echo()}, {"train": samples}, 0, world=Calm((1,)), journal=Journal()))
+    body = {"rows": np.ones((9, 2)), "t": 0}
+    replies = made[0].ask(Ask(np.arange(9), "contribute", body, within=4.0))
+    assert replies.parties.tolist() == [0, 2, 3, 4]
+    assert replies.facts["lost"] == 5
+    few = made[0].ask(Ask(np.arange(9), "contribute", body, within=4.0, enough=2))
+    assert few.parties.tolist() == [0, 2]
+    assert not len(made[0].ask(Ask(np.arange(5, 9), "contribute", body, within=4.0)))
 
 
 def test_a_program_may_only_ask_keep_and_note() -> None:
