@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from atoll.report import figures as fig
+from atoll.run import Run
 
 
 def lines(ax):
@@ -20,6 +21,14 @@ def test_every_kind_of_run_can_be_drawn(case):
     assert len([ax for ax in figure.axes if ax.get_title("left")]) == len(fig.panels(about, facts))
     for draw in (fig.learning, fig.partition, fig.parties, fig.traffic, fig.timing):
         assert draw(about, facts).get_size_inches()[0] > 4
+
+
+def test_a_run_draws_itself(run):
+    about, facts = run
+    figure = Run(None, {}, facts, about=about).plot()
+    shown = [ax.get_title("left") for ax in figure.axes if ax.get_title("left")]
+    assert shown == [panel.title for panel in fig.panels(about, facts)]
+    assert {"Accuracy", "Traffic per round"} <= set(shown)
 
 
 def test_every_kind_of_private_run_can_be_drawn(private_case):

@@ -6,9 +6,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from atoll.report.page import notes, page, result, tiles, wall, write
+import atoll
+from atoll.report.page import caption, notes, page, result, tiles, wall, write
 from atoll.report.privacy import accounts, in_epsilon
 from atoll.report.units import in_bytes, in_seconds
+from atoll.run import describe
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -129,6 +131,20 @@ def test_the_table_says_what_each_party_holds(run):
         ]
 
 
+def test_each_of_three_hundred_named_parties_stands_beside_what_it_holds():
+    """Only some are shown, and each is shown under its own name: party k is called w0k and has 1 + k % 7 samples."""
+    names = [f"w{k:03}" for k in range(300)]
+    sizes = {name: 1 + k % 7 for k, name in enumerate(names)}
+    data = atoll.data.federate([(np.ones((n, 2)), np.arange(n) % 2) for n in sizes.values()], names=names, classes=2)
+    about = describe(atoll.assemble(atoll.Job(atoll.FedAvg(atoll.models.softmax())), data), data, 0)
+    table = page(about, []).split("most frequent class")[1]
+    rows = [re.findall(r"<td>(.*?)</td>", row)[:2] for row in re.findall(r"<tr>.*?</tr>", table)]
+    held = {row[0]: int(row[1]) for row in rows if row and row[0] in sizes}
+    assert len(held) == 200
+    assert {"w000", "w299"} <= set(held)
+    assert held == {name: sizes[name] for name in held}
+
+
 @pytest.mark.parametrize(
     "name", ["<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>", "$\\frac{$", "\ud800", ""]
 )
@@ -147,6 +163,12 @@ def test_names_of_users_stay_words(name, tell, tmp_path):
     read = Reader(text)
     assert not {"script", "img"} & set(read.tags)
     assert name.encode("utf-8", "replace").decode() in "".join(read.words)
+
+
+def test_the_caption_of_traffic_tells_what_evaluation_took(tell):
+    """2,600 bytes to each of 20 parties before the first round and after each of 3."""
+    assert caption("traffic", *tell(rounds=3)).endswith("; 4 evaluations on their own data took another 208 kB down.")
+    assert "evaluation" not in caption("traffic", *tell(rounds=3, rooms=("test",)))
 
 
 def test_the_sentence_at_the_top(tell):

@@ -105,10 +105,9 @@ def shown(about: About) -> tuple[Array, Array]:
     return np.unique(np.linspace(0, max(parties - 1, 0), len(counts)).astype(int)), counts
 
 
-def party(about: About, k: int) -> str:
-    """Name a party: as the data does, else by its number."""
-    names = about.get("names") or ()
-    return str(names[k]) if k < len(names) else str(k)
+def labels(about: About) -> list[str]:
+    """Name the parties in the partition, row by row: as the data does, else by their numbers."""
+    return [str(name) for name in about.get("names") or shown(about)[0].tolist()]
 
 
 def score(value: float, metric: str) -> str:
@@ -339,7 +338,7 @@ def _where(ax: Any, facts: Facts) -> None:
 
 def _party_axis(ax: Any, about: About, numbers: Array) -> None:
     """Label parties: by name where names are few and the font has their letters, else by number."""
-    names = [party(about, int(k)) for k in numbers]
+    names = labels(about)
     ax.set_xlim(-0.7, len(names) - 0.3)
     ax.set_xlabel("party")
     if (

@@ -238,9 +238,11 @@ def caption(group: str, about: About, facts: Facts) -> str:
         )
     if group == "traffic":
         up, down = (float(fig.rounds(facts, name)[1].sum()) for name in ("bytes_up", "bytes_down"))
-        return (
-            f"Traffic: {in_bytes(up)} went up from the parties and {in_bytes(down)} down to them, all parties together."
-        )
+        said = f"{in_bytes(up)} went up from the parties and {in_bytes(down)} down to them, all parties together"
+        often = sum(1 for f in facts if f["what"] == "look" and f.get("room") == "own")
+        once = down / max(float(fig.rounds(facts, "asked")[1].sum()), 1.0) * int(about.get("parties", 0))
+        more = f"; {count(often, 'evaluation')} on their own data took another {in_bytes(once * often)} down"
+        return f"Traffic: {said}{more if often else ''}."
     if group in ("privacy", "answers", "compression"):
         return privacy.caption(group, about, facts)
     totals = {name: float(v.sum()) for name, v in fig.phases(facts)[1].items()}
@@ -281,7 +283,7 @@ def _pictures(about: About, facts: Facts) -> str:
 
 
 def _parties(about: About, facts: Facts) -> str:
-    numbers, counts = fig.shown(about)
+    _, counts = fig.shown(about)
     if not len(counts):
         return ""
     rows = []
@@ -296,7 +298,7 @@ def _parties(about: About, facts: Facts) -> str:
         rows.append([f"own {fig.WORDS[metric]}, round {last['round']:,}", *(score(v, metric) for v in values)])
     head = ["over parties", "least or worst", "worst 10 %, mean", "mean", "most or best"]
     summary = as_table(head, rows) if rows else ""
-    table = _held_table(about, numbers, counts)
+    table = _held_table(about, counts)
     if len(counts) > MANY:
         total = int(about.get("parties", len(counts)))
         some = (
@@ -306,12 +308,12 @@ def _parties(about: About, facts: Facts) -> str:
     return f"<h2>Parties</h2>\n{summary}\n{table}"
 
 
-def _held_table(about: About, numbers: Any, counts: Any) -> str:
+def _held_table(about: About, counts: Any) -> str:
     sizes = counts.sum(axis=1)
     whole = about.get("sizes", {}).get("all") or int(sizes.sum())
     rows = []
-    for k, row, n in zip(numbers.tolist(), counts, sizes.tolist(), strict=True):
-        cells = [fig.party(about, k), f"{n:,}", f"{100 * n / max(whole, 1):.1f} %"]
+    for name, row, n in zip(fig.labels(about), counts, sizes.tolist(), strict=True):
+        cells = [name, f"{n:,}", f"{100 * n / max(whole, 1):.1f} %"]
         if counts.shape[1] > 1:
             cells += [str(int((row > 0).sum())), f"{int(row.argmax())} ({100 * row.max() / max(n, 1):.0f} %)"]
         rows.append(cells)
