@@ -117,6 +117,8 @@ def assemble(job: Job, data: Federated, seed: int = 0) -> Assembled:
     gather = combine(wire)
     rooms = {"train": data.train} | {n: r for n, r in (("own", data.own), ("test", data.test)) if r is not None}
     looks = tuple(room for room in ("test", "own") if room in rooms)
+    if len(data.train.y):  # a party has no rows of others and cannot know what their server measures; it asks no stop
+        check_stops(job.stop, looks)
     ledger, stops = _ledger(job, method, wire, data.train.sizes)
     handlers: dict[str, Handler] = {"contribute": Contribute(method, stages, start)}
     handlers |= {f"judge.{room}": Judge(method, room) for room in looks}
@@ -126,6 +128,18 @@ def assemble(job: Job, data: Federated, seed: int = 0) -> Assembled:
         combine.bytes(wire) if hasattr(combine, "bytes") else wire.bytes, ledger.spent if ledger else None,
     )  # fmt: skip
     return Assembled(replace(job, method=method), plan, handlers, rooms, wire, codec, ledger)
+
+
+def check_stops(stops: Sequence[Any], rooms: Sequence[str]) -> None:
+    """Refuse a stop that waits for a metric of a room ("test", "own") in which nothing is evaluated."""
+    for metric in (stop.metric for stop in stops if hasattr(stop, "metric")):
+        if metric.partition(".")[0] not in rooms:
+            known = " and ".join(f"{room}.…" for room in rooms)
+            has = f"this run measures {known}" if rooms else "this run has no test data"
+            raise Mismatch(
+                f"stop: nothing measures '{metric}', for {has}: hold some data out (`holdout` for test.…, `test` for "
+                "own.…), or leave this stop out"
+            )
 
 
 def _check_buffered(job: Job) -> None:

@@ -1,0 +1,58 @@
+"""Reasons to end: each ends a run and is named as its reason; one that could never hold is refused before the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_run_parts import digits, rounds_of, small
+
+from atoll.core.wire import Mismatch
+from atoll.data import Federated, build
+from atoll.job import assemble
+from atoll.run import simulate
+from atoll.serve import remote
+from atoll.stop import Patience, Still, Target, WallTime
+from atoll.testing import check_refusal
+
+
+def untested() -> Federated:
+    return build({"use": "synthetic", "clients": 4, "samples": 20, "test": 0}, 0)
+
+
+def test_wall_time_ends_a_run_after_the_round_in_which_it_is_up() -> None:
+    """No time has passed before the first round, and some has after it."""
+    run = simulate(small(stop=[WallTime(1e-9)]), digits(), workers=0)
+    assert rounds_of(run.facts) == [1]
+    assert run.reason.endswith("s have passed (wall time 1e-09 s)")
+    assert simulate(small(stop=[WallTime(1e9)]), digits(), workers=0).reason == "all 6 rounds done"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_stops_the_one_that_holds_ends_the_run_and_is_its_reason(first: bool) -> None:
+    holds, never = Target("own.accuracy", 0.5), Still(0.0)
+    run = simulate(small(stop=[holds, never] if first else [never, holds], rounds=50), digits(), workers=0)
+    t, scores = run.curve("own.accuracy")
+    assert rounds_of(run.facts) == t[1:]
+    assert scores[-1] >= 0.5 > max(scores[:-1])
+    assert run.reason == f"own.accuracy reached {scores[-1]:.4g} in round {t[-1]} (target 0.5)"
+
+
+@pytest.mark.parametrize("stop", [Target(), Patience(), Target("own.loss", 1.0)], ids=repr)
+def test_a_stop_that_waits_for_what_nothing_measures_is_refused(stop: Any) -> None:
+    check_refusal(lambda: assemble(small(stop=[stop]), untested()), f"'{stop.metric}'", "no test data", "holdout")
+    with pytest.raises(Mismatch, match="nothing measures"):
+        simulate(small(stop=[Still(), stop]), untested())
+
+
+def test_a_stop_of_another_room_is_refused_and_one_without_a_metric_is_not() -> None:
+    central = build({"use": "digits", "clients": 4}, 0)
+    check_refusal(lambda: assemble(small(stop=[Target("own.loss", 1.0)]), central), "'own.loss'", "measures test.…")
+    assemble(small(stop=[Target("test.loss", 1.0)]), central)
+    assemble(small(stop=[Still(), WallTime()]), untested())
+
+
+def test_a_party_assembles_a_job_whose_stop_only_its_server_can_ask() -> None:
+    elsewhere = replace(remote(digits(), [9] * 3), test=None, own=None)
+    assert assemble(small(stop=[Target("test.accuracy", 0.9)]), elsewhere).plan.rooms == ()
