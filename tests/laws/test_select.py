@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -80,10 +82,30 @@ def test_addressed_bits_look_uniform() -> None:
     assert rng(0, "a").integers(2**60) != rng(0, "b").integers(2**60)
 
 
-def test_diurnal_swings() -> None:
-    online = [len(atoll.Diurnal(0.1, 0.4, 24).online(t, 4000, 0)) for t in range(24)]  # type: ignore[arg-type]
-    assert min(online) > 0.15 * 4000  # zones even the day out over the world
-    assert max(online) < 0.35 * 4000
+def test_diurnal_swings_for_each_party_and_evens_out_over_the_world() -> None:
+    """A party's chance is 0.25 − 0.15·cos: its first Fourier coefficient over a day has length 0.15."""
+    world, days, parties = atoll.Diurnal(0.1, 0.4, 24), 200, 500
+    there = np.zeros((days, 24, parties))
+    for t in range(days * 24):
+        there[t // 24, t % 24, world.online(t, parties, 0)] = 1
+    often = there.mean(0)
+    swing = 2 * np.fft.fft(often, axis=0)[1] / 24
+    assert np.abs(np.abs(swing).mean() - 0.15) < 0.005
+    assert stats.kstest(np.angle(swing) / (2 * np.pi) + 0.5, "uniform").pvalue > 1e-3  # everybody lives somewhere
+    assert np.abs(often.mean(1) - 0.25).max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: atoll.BySize(0), "number=0: ask at least one"),
+        (lambda: atoll.BySize(-3), "number=-3: ask at least one"),
+        (lambda: atoll.Diurnal(period=0), "period=0: .* at least one round"),
+    ],
+)
+def test_what_selects_nobody_or_never_is_refused_when_it_is_made(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
 
 
 def test_trace_is_read_and_its_mistakes_named(tmp_path: object) -> None:

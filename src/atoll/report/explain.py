@@ -13,6 +13,8 @@ from atoll.core.tree import leaves
 from atoll.data.federated import Federated
 from atoll.job import Assembled, Job, assemble
 from atoll.report.units import in_bytes
+from atoll.select import Over
+from atoll.select.sample import asked
 
 _MANY = 5_000  # parties; beyond, playing the selection takes too long to wait for
 _PLAYED = 300  # rounds of it
@@ -51,7 +53,15 @@ def _what(a: Assembled, data: Federated) -> tuple[str, list[str]]:
 
 def _at_once(a: Assembled) -> str:
     combine = a.job.channel.combine
-    return f"at work at a time, {combine.enough:,} answers a round" if isinstance(combine, Buffered) else "in a round"
+    if isinstance(combine, Buffered):
+        return f"at work at a time, {combine.enough:,} answers a round"
+    called = asked(a.job.select, len(a.plan.sizes))
+    return "in a round" if called == a.wire.cohort else f"in a round, for which {called:,} are asked"
+
+
+def _varies(select: Any) -> bool:
+    """Say whether cohorts differ in size by chance, so that the expected one is an average."""
+    return _varies(select.select) if isinstance(select, Over) else getattr(select, "sampling", None) == "poisson"
 
 
 def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
@@ -59,15 +69,24 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     share = method.share(method.init(a.plan.seed))
     down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
     combine, up, rounds = a.job.channel.combine, a.plan.up, a.job.rounds
+    buffered = isinstance(combine, Buffered)
     cohort = combine.enough if isinstance(combine, Buffered) else a.wire.cohort
-    per_party = rounds * cohort / len(data)
-    bound = "about" if isinstance(combine, Buffered) else "at most"  # some are at work when it ends
+    called = cohort if buffered else asked(a.job.select, len(data))  # who is asked sends, waited for or not
+    per_party = rounds * called / len(data)
+    bound = "about" if buffered or _varies(a.job.select) else "at most"  # in a buffer some are at work when it ends
+    looks = 1 + -(-rounds // a.job.every) if "own" in a.plan.rooms else 0  # before the first round, and after the last
+    looked = down * looks * len(data)
     lines = [
         f"a party sends {in_bytes(up)} and receives {in_bytes(down)} in a round it takes part in",
-        f"a round moves {in_bytes((up + down) * cohort)}, "
-        f"the whole job {bound} {in_bytes((up + down) * cohort * rounds)}",
+        f"a round moves {bound} {in_bytes((up + down) * called)}, "
+        f"the whole job {bound} {in_bytes((up + down) * called * rounds + looked)}",
         f"a party takes part about {per_party:,.1f} times: {in_bytes((up + down) * per_party)}",
     ]
+    if looks:
+        lines.append(
+            f"of that, all {len(data):,} parties receive the model {looks:,} times to evaluate it on their own data: "
+            f"{in_bytes(down * looks)} each, {in_bytes(looked)} together"
+        )
     if isinstance(combine, Buffered | Each):
         need = cohort * a.wire.size * np.dtype(a.wire.dtype).itemsize
         lines.append(f"the server holds all {cohort:,} vectors of a round at once: {in_bytes(need)}")

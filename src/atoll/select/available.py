@@ -81,6 +81,8 @@ class Diurnal:
         _check(self.drop)
         if not 0 < self.low <= self.high <= 1:
             raise ValueError(f"low={self.low}, high={self.high}: both above 0, at most 1, low not above high")
+        if self.period < 1:
+            raise ValueError(f"period={self.period}: a day has at least one round")
 
     def online(self, t: int, parties: int, seed: int) -> Cohort | None:
         who = np.arange(parties)

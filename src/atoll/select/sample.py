@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,11 @@ def _choose(m: int, t: int, roster: Roster, seed: int) -> Pick:
 
 def _named(at: Cohort, roster: Roster) -> Cohort:
     return at if roster.online is None else roster.online[at]
+
+
+def asked(select: Any, parties: int) -> int:
+    """Say how many parties a select asks in a round: as many as it expects to hear, unless it says more."""
+    return int(select.asked(parties) if hasattr(select, "asked") else select.expected(parties))
 
 
 def _some(number: int) -> None:
@@ -136,6 +142,9 @@ class BySize:
     number: int = 10
     rate = None
 
+    def __post_init__(self) -> None:
+        _some(self.number)
+
     def expected(self, parties: int) -> int:
         return min(self.number, parties)
 
@@ -165,9 +174,16 @@ class Over:
     def expected(self, parties: int) -> int:
         return self.select.expected(parties)
 
+    def asked(self, parties: int) -> int:
+        """Parties that are asked where so many are expected to be heard."""
+        return self._more(asked(self.select, parties), parties)
+
+    def _more(self, goal: int, parties: int) -> int:
+        return min(ceil(goal * self.factor), parties)
+
     def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
         goal = self.select.pick(t, roster, history, seed).cohort
-        extra = min(ceil(len(goal) * self.factor), len(roster)) - len(goal)
+        extra = self._more(len(goal), len(roster)) - len(goal)
         rest = np.setdiff1d(_named(np.arange(len(roster)), roster), goal, assume_unique=True)
         more = rng(seed, "over", t).choice(rest, extra, replace=False) if extra > 0 else goal[:0]
         return Pick(np.sort(np.concatenate([goal, more])), len(goal))
