@@ -109,6 +109,8 @@ def simulate(
     """
     if workers is not None and workers < 0:
         raise ValueError(f"workers={workers}: a number of processes is 0 (this one) or more")
+    if loop and workers:
+        raise ValueError(f"loop=True asks one party at a time, in this process: leave out workers={workers}")
     return _train(job, data, seed, out, resume, sinks, {"workers": workers, "loop": loop})
 
 
@@ -225,7 +227,7 @@ def describe(assembled: Assembled, data: Federated, seed: int) -> dict[str, Any]
         **({"privacy": privacy} if privacy else {}),
         "kind": data.kind,
         "classes": data.classes,
-        "names": [data.parties[k] for k in shown] if data.parties else [],
+        "names": [data.parties[k] for k in shown] if data.parties else [],  # as the rows of the partition
         "sizes": {
             "least": int(sizes.min()),
             "mean": float(sizes.mean()),

@@ -86,6 +86,15 @@ def test_list_of_one_kind_shows_that_kind_and_its_fields(tmp_path: Path) -> None
     assert "did you mean 'stop'?" in refused(tmp_path, "list", "stopp")
 
 
+def test_list_of_data_and_splits_shows_their_options(tmp_path: Path) -> None:
+    shown = fine(tmp_path, "list", "data")
+    assert re.search(r"^  synthetic .*\n +clients, alpha = 1.0, beta = 1.0, samples = None", shown, re.M)
+    assert re.search(r"^  csv .*\n +path, target, client = None, holdout = 0.2", shown, re.M)
+    shown = fine(tmp_path, "list", "split")
+    assert re.search(r"^  dirichlet .*\n +alpha = 0.5, least = 1\n", shown, re.M)
+    assert re.search(r"^  iid .*\n  shards .*\n +per_client = 2\n", shown, re.M), "iid has no option"
+
+
 def test_help_names_every_verb(tmp_path: Path) -> None:
     shown = fine(tmp_path, "--help", run=atoll)
     assert all(

@@ -182,3 +182,8 @@ def test_a_round_in_which_everybody_is_lost_leaves_the_model_as_it_is() -> None:
 def test_a_negative_number_of_workers_is_refused() -> None:
     with pytest.raises(ValueError, match="workers"):
         simulate(small(rounds=1), digits(), workers=-1)
+
+
+def test_so_are_workers_for_a_loop_that_needs_none() -> None:
+    with pytest.raises(ValueError, match="leave out workers=2"):
+        simulate(small(rounds=1), digits(), loop=True, workers=2)

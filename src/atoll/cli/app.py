@@ -17,7 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-JobName = Annotated[str, typer.Argument(metavar="[JOB]", help="a job file (.toml) or the name of an example")]
+JobArgument = typer.Argument(metavar="[JOB]", help="a job file (.toml) or the name of an example")
+JobName = Annotated[str, JobArgument]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="override a key of the job, as in method.lr=0.05")]
 Log = Annotated[Form, typer.Option("--log", help="what is said on stderr: text, or JSON objects a line each")]
 
@@ -41,6 +42,8 @@ def known(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, ours):
         return str(error)
+    if isinstance(error, FileNotFoundError) and error.errno is None:  # raised with a sentence, not by the system
+        return str(error)
     if isinstance(error, ImportError) and "pip install" in str(error):
         return str(error)
     return None
@@ -48,10 +51,10 @@ def known(error: Exception) -> str | None:
 
 @app.command()
 def run(
-    job: JobName = "digits",
+    job: Annotated[str | None, JobArgument] = None,
     rounds: Annotated[int | None, typer.Option(help="how many rounds, instead of what the job says")] = None,
     seed: Annotated[int | None, typer.Option(help="the seed of everything random")] = None,
-    out: Annotated[Path, typer.Option(help="where run folders go")] = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="where run folders go; default: runs")] = None,
     sets: Sets = None,
     resume: Annotated[Path | None, typer.Option(help="a run folder to go on with")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="processes; 0: this one; default: as many as help")] = None,

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 
 def list_all(kind: str | None) -> None:
     """Print the parts of a kind, or of all kinds."""
     from atoll.catalogue import PARTS, BadJob, entries, nearest
-    from atoll.data import SCHEMES, names
+    from atoll.data import SCHEMES
+    from atoll.data.catalogue import FEDERATIONS, TABLES
     from atoll.jobfile import examples
 
-    splits = {name: (scheme.__doc__ or "").split("\n")[0] for name, scheme in SCHEMES.items()}
-    extra = {"data": names(), "split": splits}
-    known = [*PARTS, *extra, "example"]
+    makers: dict[str, Mapping[str, Callable[..., Any]]] = {"data": {**TABLES, **FEDERATIONS}, "split": SCHEMES}
+    known = [*PARTS, *makers, "example"]
     if kind is not None and kind not in known:
         raise BadJob(f"there is no kind '{kind}'; {nearest(kind, known)}")
     write = sys.stdout.write
     for k in known if kind is None else [kind]:
         write(f"{k}\n")
-        if k == "example":
-            for name, purpose in examples().items():
-                write(f"  {name:<14} {purpose}\n")
-        elif k in extra:
-            for name, purpose in extra[k].items():
-                write(f"  {name:<14} {purpose}\n")
-        else:
-            for name, purpose, shown in entries(k):
-                write(f"  {name:<14} {purpose}\n")
-                if shown:
-                    write(f"  {'':<14}   {', '.join(shown)}\n")
+        said = _made(makers[k]) if k in makers else entries(k) if k in PARTS else _plain(examples())
+        for name, purpose, shown in said:
+            write(f"  {name:<14} {purpose}\n")
+            if shown:
+                write(f"  {'':<14}   {', '.join(shown)}\n")
         write("\n")
+
+
+def _plain(purposes: Mapping[str, str]) -> Iterator[tuple[str, str, list[str]]]:
+    return ((name, purpose, []) for name, purpose in purposes.items())
+
+
+def _made(makers: Mapping[str, Callable[..., Any]]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield (name, one-line purpose, options with their defaults) of functions."""
+    for name, maker in makers.items():
+        options = [p for p in inspect.signature(maker).parameters.values() if p.kind is not p.POSITIONAL_ONLY]
+        shown = [p.name if p.default is p.empty else f"{p.name} = {p.default}" for p in options]
+        yield name, (inspect.getdoc(maker) or "").split("\n")[0], shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 TEMPLATE = """\
 # {name}: a federation, described. Try it: atoll explain {name}.toml, then atoll run {name}.toml
@@ -12,9 +13,9 @@ rounds = 50          # at most; see stop
 seed = 0             # of everything random: the same seed gives the same bits
 every = 1            # rounds between two evaluations
 
-# Whose data: a data set (atoll list data) and how it is dealt out (atoll list split).
-# test = 0.2 keeps a fifth of every party's samples for its own test.
-data = {data}
+# Whose data: a data set (atoll list data) and how it is dealt out (atoll list split, or by a key of the data).
+# {hint}
+data = {{ use = "{data}", {options} }}
 
 # What parties compute (atoll list method) on which model (atoll list model).
 # The learning rate may change over rounds: lr = {{ use = "exponential", start = 0.1, factor = 0.99 }}
@@ -34,6 +35,34 @@ availability = {{ use = "always" }}
 stop = [{{ use = "patience", metric = "test.loss", rounds = 20 }}]
 """
 
+HOLDOUT = "test = 0.2 keeps a fifth of every party's samples for its own test."
+
+
+class Start(NamedTuple):
+    """What a data set needs: options, a model for its labels, and a word on the options."""
+
+    options: str
+    model: str = "softmax"
+    hint: str = HOLDOUT
+
+
+CLASSES = Start('clients = 10, by = "dirichlet", test = 0.2')
+NUMBERS = Start('clients = 10, by = "iid", test = 0.2', "linear")
+STARTS = {
+    "diabetes": NUMBERS,
+    "california_housing": NUMBERS,
+    "mnist_writers": Start('by = "writer", test = 0.2'),
+    "heart_disease": Start('by = "hospital", test = 0.2'),
+    "shakespeare": Start('by = "speaker", clients = 100', "char_lstm", "clients = 100 takes so many of the speakers."),
+    "synthetic": Start("clients = 30, alpha = 0.5, beta = 0.5", hint="alpha and beta say how much parties differ."),
+    "csv": Start(
+        'path = "{name}.csv", target = "label", clients = 10, test = 0.2',
+        hint='path: your file, CSV or Parquet; target: the column to predict (numbers: model "linear"); client = "…", '
+        "instead of\n# clients = 10: the column that says who holds a row.",
+    ),
+    "saved": Start('folder = "{name}"', hint='folder: where Federated.save wrote it; for numbers take model "linear".'),
+}
+
 
 def new_job(name: str, data: str) -> None:
     """Write NAME.toml."""
@@ -46,9 +75,10 @@ def new_job(name: str, data: str) -> None:
         raise BadJob(f"{path} exists already: choose another name, or remove it")
     if data not in names():
         raise BadJob(f"--data {data}: there is no such data set; {nearest(data, names())}")
-    real = data in ("diabetes", "california_housing")
-    recipe = f'{{ use = "{data}", clients = 10, by = "{"iid" if real else "dirichlet"}", test = 0.2 }}'
     if not path.parent.is_dir():
         raise BadJob(f"{path}: there is no folder {path.parent}; make it first")
-    path.write_text(TEMPLATE.format(name=name, data=recipe, model="linear" if real else "softmax"), encoding="utf-8")
+    start = STARTS.get(data, CLASSES)
+    options = start.options.format(name=name)
+    said = TEMPLATE.format(name=name, data=data, options=options, model=start.model, hint=start.hint)
+    path.write_text(said, encoding="utf-8")
     sys.stdout.write(f"wrote {path}; see what it would do with: atoll explain {path}\n")

@@ -13,7 +13,7 @@ from atoll.jobfile import JobFile, from_table, load
 
 
 def run_job(
-    job: str, overrides: list[str], out: Path, *, resume: Path | None, workers: int | None, loop: bool,
+    job: str | None, overrides: list[str], out: Path | None, *, resume: Path | None, workers: int | None, loop: bool,
     on: str | None, tensorboard: Path | None, mlflow: str | None,
 ) -> None:  # fmt: skip
     """Run a job file, or go on with a run folder."""
@@ -22,7 +22,9 @@ def run_job(
     from atoll.run import Run
 
     train = _trainer(on, workers, loop)
-    said = _resumed(resume, overrides) if resume else load(job, overrides)
+    others = [*([job] if job else []), *(["--out"] if out else []), *overrides]
+    said = _resumed(resume, others) if resume else load(job or "digits", overrides)
+    out = out or Path("runs")
     _writable(out if resume is None else resume, Unwritable)
     data = build(said.data, said.seed)
     progress = Progress(said.job.rounds)
@@ -61,6 +63,8 @@ def _trainer(on: str | None, workers: int | None, loop: bool) -> Callable[..., A
     from atoll.catalogue import BadJob
     from atoll.run import on_ray, simulate
 
+    if loop and workers:
+        raise BadJob(f"--loop asks one party at a time, in this process: leave out --workers {workers}")
     if on is None:
         return partial(simulate, workers=workers, loop=loop)
     if on != "ray" and on.removeprefix("ray://") in ("", on):
@@ -71,12 +75,12 @@ def _trainer(on: str | None, workers: int | None, loop: bool) -> Callable[..., A
     return partial(on_ray, workers=workers, address=address)
 
 
-def _resumed(folder: Path, overrides: list[str]) -> JobFile:
+def _resumed(folder: Path, others: list[str]) -> JobFile:
     from atoll.catalogue import BadJob
     from atoll.journal import read
 
-    if overrides:
-        raise BadJob(f"--resume goes on with {folder}/job.toml as it is: leave out {overrides[0].split('=')[0]}")
+    if others:
+        raise BadJob(f"--resume goes on in {folder} with its job.toml as it is: leave out {others[0].split('=')[0]}")
     return from_table(read(folder).job)
 
 
