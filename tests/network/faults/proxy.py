@@ -1,4 +1,4 @@
-"""A bad line between parties and a server: it delays, resets, stalls, is cut. What it passes on it does not change."""
+"""A bad line between parties and a server: it delays, loses, resets, stalls, is cut; what it passes on is unchanged."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from collections import Counter
 from typing import Any
 
 CHUNK = 1 << 16
+AGAIN = 0.2  # seconds after which TCP at the earliest sends again what was lost; each time it waits twice as long
 
 
 class Proxy:
     """Listens on loopback and hands connections on. `reset` and `stall` are chances of each piece of data that comes.
 
     A stalled connection swallows what comes later in both directions and stays open: neither end is told. While the
-    line is `cut`, pieces wait, as they do where packets are sent again until the network is back.
+    line is `cut`, pieces wait, as they do where packets are sent again until the network is back. `loss` is the chance
+    of a piece to be lost each time it is sent: it comes late, and what was sent after it waits for it.
     """
 
-    def __init__(self, to: str, *, seed: int = 0, delay: float = 0.0, reset: float = 0.0, stall: float = 0.0) -> None:
+    def __init__(
+        self, to: str, *, seed: int = 0, delay: float = 0.0, loss: float = 0.0, reset: float = 0.0, stall: float = 0.0
+    ) -> None:
         self._host, port = to.rsplit(":", 1)
         self._port, self._chance = int(port), random.Random(seed)
-        self.delay, self.reset, self.stall = delay, reset, stall
+        self.delay, self.loss, self.reset, self.stall = delay, loss, reset, stall
         self.seen = Counter[str]()
         self._lines = set[_Line]()
         self._loop = asyncio.new_event_loop()
@@ -87,8 +91,12 @@ class Proxy:
     async def way(self) -> None:
         """Wait for as long as a piece of data is on its way."""
         await self._whole.wait()
-        if self.delay:
-            await asyncio.sleep(self.delay)
+        late, again = self.delay, AGAIN
+        while self.loss and self._chance.random() < self.loss:
+            self.seen["lost"] += 1
+            late, again = late + again, 2 * again
+        if late:
+            await asyncio.sleep(late)
             await self._whole.wait()
 
 
