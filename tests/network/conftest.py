@@ -1,11 +1,11 @@
-"""What tests of the network share: a server on loopback with its roster, and a service that remembers its calls."""
+"""What tests of the network share: a server on loopback with its roster, a service that remembers calls, figures."""
 
 from __future__ import annotations
 
 import hashlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +17,8 @@ from atoll.runtimes.network.calls import Times
 from atoll.runtimes.network.roster import RosterFile, line_of, new_key, peer_of
 from atoll.runtimes.network.tls import PartySide, ServerSide
 from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+
+FIGURES = pytest.StashKey[list[str]]()
 
 
 class Echo:
@@ -121,3 +123,18 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     made = Federation(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Show a line at the end of the session, whether or not the test passes."""
+    lines = request.config.stash.setdefault(FIGURES, [])
+    return lambda line: lines.append(f"{request.node.name}: {line}")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    lines = config.stash.get(FIGURES, [])
+    if lines:
+        terminalreporter.section("figures")
+        for line in lines:
+            terminalreporter.write_line(line)

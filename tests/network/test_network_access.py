@@ -20,6 +20,8 @@ from atoll.runtimes.network.roster import line_of, peer_of
 from atoll.runtimes.network.tls import Insecure, PartySide, ServerSide, Unknown
 
 MB = 1 << 20
+SOON = 2.0  # seconds in which whoever may not come in has heard why
+Figure = Callable[[str], None]
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -39,7 +41,7 @@ def test_there_are_no_other_calls(federation: Any) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_who_may_call(federation: Any, call: str) -> None:
+def test_who_may_call(federation: Any, figure: Figure, call: str) -> None:
     """A stranger and a party that was struck out are refused every call, each party that stands there none."""
     federation.serve()
     party, stranger = federation.party(), federation.party(federation.mallory)
@@ -47,7 +49,7 @@ def test_who_may_call(federation: Any, call: str) -> None:
     began = time.monotonic()
     with pytest.raises(Refused, match="does not let mallory in"):
         CALLS[call](stranger)
-    assert time.monotonic() - began < 5
+    soon(began, figure)
     before = list(federation.service.calls)
     federation.let_in(federation.bob)
     with pytest.raises(Unknown, match="not in the server's roster"):
@@ -99,50 +101,61 @@ def test_a_struck_party_ends_at_its_next_chunk(federation: Any) -> None:
     assert not federation.service.calls
 
 
-def test_a_struck_party_ends_its_wait(federation: Any) -> None:
+def test_a_struck_party_ends_its_wait(federation: Any, figure: Figure) -> None:
     federation.serve()
     pull = federation.raw("Pull", 15.0)
-    threading.Timer(0.3, lambda: federation.let_in(federation.bob)).start()
-    began = time.monotonic()
+    struck = list[float]()
+
+    def strike() -> None:
+        struck.append(time.monotonic())
+        federation.let_in(federation.bob)
+
+    threading.Timer(0.3, strike).start()
     with pytest.raises(grpc.RpcError) as refused:
         list(pull)
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
-    assert time.monotonic() - began < 5
+    soon(struck[0], figure)
 
 
-def refusal(party: Any) -> str:
+def soon(began: float, figure: Figure) -> None:
+    took = time.monotonic() - began
+    figure(f"refused after {took:.2f} s")
+    assert took <= SOON
+
+
+def refusal(party: Any, figure: Figure) -> str:
     began = time.monotonic()
     with pytest.raises(Refused) as refused:
         party.hello(b"hi")
-    assert time.monotonic() - began < 5  # two seconds on a quiet machine
+    soon(began, figure)
     return str(refused.value)
 
 
-def test_another_server_is_not_trusted(federation: Any) -> None:
+def test_another_server_is_not_trusted(federation: Any, figure: Figure) -> None:
     federation.serve()
     side = PartySide(federation.alice, peer_of(line_of(federation.mallory).replace("mallory", "hub")))
-    assert "is not hub: its key is not" in refusal(federation.party(side=side))
+    assert "is not hub: its key is not" in refusal(federation.party(side=side), figure)
     assert not federation.service.calls
 
 
-def test_certificates_that_have_expired(federation: Any) -> None:
+def test_certificates_that_have_expired(federation: Any, figure: Figure) -> None:
     federation.serve()
     old = timedelta(hours=-1)
     assert "certificate of alice has expired" in refusal(
-        federation.party(side=PartySide(federation.alice, federation.pin, old))
+        federation.party(side=PartySide(federation.alice, federation.pin, old)), figure
     )
     federation.server.stop(0)
     federation.serve(side=ServerSide(federation.hub, federation.roster, old))
-    assert "certificate of the server" in refusal(federation.party())
+    assert "certificate of the server" in refusal(federation.party(), figure)
     assert not federation.service.calls
 
 
-def test_plaintext_and_tls_do_not_mix(federation: Any) -> None:
+def test_plaintext_and_tls_do_not_mix(federation: Any, figure: Figure) -> None:
     federation.serve()
-    assert "speaks TLS: leave --insecure out" in refusal(federation.party(side=Insecure("alice")))
+    assert "speaks TLS: leave --insecure out" in refusal(federation.party(side=Insecure("alice")), figure)
     federation.server.stop(0)
     federation.serve(side=Insecure())
-    assert "does not speak TLS" in refusal(federation.party())
+    assert "does not speak TLS" in refusal(federation.party(), figure)
     assert not federation.service.calls
     assert federation.party(side=Insecure("alice")).hello(b"hi") == b"alice: hi"
     with pytest.raises(grpc.RpcError) as refused, grpc.insecure_channel(federation.address) as channel:
