@@ -164,3 +164,15 @@ def test_tilted_objective(unequal: Federated) -> None:
         two = bound.fit(w, group, Fit(2, None, prox=5.0), 0.1)
         second = np.stack([bound.grad(one_step, group.only(k))[0] for k, one_step in enumerate(w - 0.1 * g)])
         assert np.allclose(two, w - 0.1 * g - 0.1 * (second - 0.5 * g), atol=1e-10)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any), st.booleans())
+def test_rows_of_a_group_exist_also_where_a_party_has_none(sizes: list[int], pooled: bool) -> None:
+    total = sum(sizes)
+    index = np.arange(total)[::-1].copy() if pooled else None
+    silos = Silos(np.arange(total)[:, None], np.zeros(total), np.cumsum([0, *sizes]), index)
+    me = np.arange(len(sizes))
+    group = Group(me, silos, me, 0, 0)
+    assert silos.x[group.rows].shape == (len(sizes), max(sizes), 1)
+    for k, (x, _) in enumerate(group):
+        assert np.array_equal(x, silos[k][0])

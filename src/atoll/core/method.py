@@ -110,11 +110,8 @@ class History:
 
     def best(self, metric: str) -> tuple[int, float] | None:
         """Return (round, value) of the best value so far: the lowest loss, else the highest."""
-        curve = self.curves.get(metric)
-        if not curve:
-            return None
         sign = -1.0 if lower_is_better(metric) else 1.0
-        return max(curve, key=lambda point: sign * point[1])
+        return max(self.curves.get(metric, ()), key=lambda point: sign * point[1], default=None)
 
 
 def lower_is_better(metric: str) -> bool:
@@ -248,19 +245,15 @@ def _facts(plan: Plan, share: Tree, pick: Pick, replies: Replies) -> dict[str, A
     }
 
 
-def _check(numbers: Array, t: int, replies: Replies | None = None) -> None:
-    """Refuse what is not finite: what was sent in these replies, or without them what the server made of it."""
+def _check(numbers: Array, t: int, sent: Replies | None = None) -> None:
     if np.isfinite(numbers).all():
         return
-    whose, rate = "the step of the server gave", "method.lr=… or method.server.lr=…"
-    if replies is not None:
-        finite = replies.each.get("finite")
-        bad = [] if finite is None else replies.parties[~finite].tolist()
-        named = f"party {', '.join(map(str, bad[:5]))}{' and others' if len(bad) > 5 else ''}" if bad else "the sum"
-        whose, rate = f"{named} sent", "method.lr=…"
+    bad = sent.parties[~sent.each["finite"]].tolist() if sent is not None and "finite" in sent.each else []
+    named = f"party {', '.join(map(str, bad[:5]))}{' and others' if len(bad) > 5 else ''}" if bad else "the sum"
+    whose, rate = (f"{named} sent", "") if sent is not None else ("the step of the server gave", ", method.server.lr=…")
     raise Diverged(
         f"round {t + 1}: {whose} numbers that are not finite, so the run stopped and the model of round {t} was kept; "
-        f"use a smaller learning rate (--set {rate}), or clip with a Clip stage"
+        f"use a smaller learning rate (--set method.lr=…{rate}), or clip with a Clip stage"
     )
 
 

@@ -53,6 +53,7 @@ class Group:
         """Rows of x and y, (parties, most samples); what lies beyond a party's size repeats its first row."""
         position = np.arange(max(int(self.size.max(initial=0)), 1))
         position = np.where(position < self.size[:, None], position, 0) + self.samples.offsets[self.at][:, None]
+        position = np.minimum(position, max(int(self.samples.offsets[-1]) - 1, 0))  # the last party may have none
         return position if self.samples.index is None else self.samples.index[position]
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
