@@ -15,7 +15,7 @@ from atoll.core.method import federate
 from atoll.core.party import Group
 from atoll.core.wire import Mismatch
 from atoll.data.federated import Federated, Silos
-from atoll.job import Assembled, Job, assemble
+from atoll.job import Assembled, Job, assemble, check_stops
 from atoll.journal import Journal, read
 from atoll.journal.read import NoRun
 from atoll.journal.write import save
@@ -97,13 +97,10 @@ def serve(
     memory = _kept(folder, text)
     job = as_served(job)
     first = assemble(job, remote(data, [1] * len(known)), seed)
+    check_stops(job.stop, first.plan.rooms)
     with Watch(folder, job.rounds, health) as watch, Store(folder) as store:
         store.enrol([*known.items()])
-        name = folder.name
-        if is_new(store, name):
-            store.create(name)
-        elif store.state(name)[0] == "finished":
-            raise Mismatch(f"{folder} holds a run that has ended: atoll report shows it, --run names another folder")
+        name = _entered(store, folder)
         journal = Journal(folder, rest=0.0, sinks=(*sinks, watch))
         layouts = answer_layouts(first, len(known))
         hall = _hall(store, journal, first, layouts, data, text, roster, times, memory)
@@ -192,6 +189,15 @@ def talking(made: Assembled, store: Any) -> Assembled:
 def schema_of(method: Any) -> bytes:
     """Hash what a contribution looks like."""
     return hashlib.sha256(repr(method.schema).encode()).digest()
+
+
+def _entered(store: Any, folder: Path) -> str:
+    """Note that the run of this folder begins or goes on; return its name."""
+    if is_new(store, folder.name):
+        store.create(folder.name)
+    elif store.state(folder.name)[0] == "finished":
+        raise Mismatch(f"{folder} holds a run that has ended: atoll report shows it, --run names another folder")
+    return folder.name
 
 
 def is_new(store: Any, name: str) -> bool:

@@ -177,6 +177,14 @@ def test_a_server_whose_parties_do_not_come_ends(federation: Federation) -> None
     assert "0 of 3 parties came" in (federation.folder / "server.log").read_text()
 
 
+def test_a_stop_that_nothing_measures_is_refused_before_anybody_is_waited_for(tmp_path: Path) -> None:
+    job = JOB.replace("clients = 3 }", "clients = 3, holdout = 0.0 }")
+    made = Federation(tmp_path, job + 'stop = [{ use = "target", metric = "test.accuracy", value = 0.9 }]\n')
+    server = made.start("serve", "job.toml", "--roster", "roster", "--key", "server.key", "--run", "run", log="log")
+    assert server.wait(60) == 2
+    assert "nothing measures 'test.accuracy'" in (tmp_path / "log").read_text()
+
+
 def test_no_child_outlives_its_party(federation: Federation) -> None:
     import psutil
 

@@ -19,7 +19,7 @@ class Ask(NamedTuple):
     """Put one question to many parties.
 
     `enough` answers end the wait (the rest come too late), `within` seconds at most (simulated ones in a simulation).
-    The rows of the leaves named in `fold` are added up as they come in, so that a sum never needs all of them in memory.
+    The rows of the leaves named in `fold` are added up as they come in, so that a sum never needs all in memory.
     `each` is a further body for single parties. With `late`, answers to asks at most so many rounds ago count, too.
     """
 
