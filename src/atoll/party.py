@@ -157,4 +157,5 @@ def assess(seat: Seat, server: str, address: str) -> Assessment:
         leaves_of[next(iter(leaves_of))] = questions.pop("contribute").leaves
         for name, (_, most) in combine.needs(wire, len(everybody)).items():
             questions[name] = Layout({**leaves_of[name], **message_layout(most).leaves})
-    return Assessment(manifest, explain(job, everybody, seed, served=True), questions, spent, hidden, answers)
+    words = f"{explain(job, everybody, seed, served=True)}\n\nin a policy\n  this model is {manifest.model}"
+    return Assessment(manifest, words, questions, spent, hidden, answers)

@@ -179,7 +179,7 @@ def test_what_is_required_is_there_or_refused(
 @pytest.mark.parametrize(
     ("limits", "job", "said"),
     [
-        ({"servers": ("other",)}, {}, "servers: abc is not among those allowed; add its fingerprint (see the policy)"),
+        ({"servers": ("other",)}, {}, "servers: abc is not among those allowed; add its key (see the policy)"),
         ({"servers": ()}, {"address": ""}, "servers: "),
         ({"methods": ("fedprox",)}, {}, "methods: fedavg is not among"),
         ({"models": ("f01",)}, {}, "models: the schema f00"),
@@ -220,7 +220,8 @@ def test_only_noise_that_hides_this_party_counts_as_its_own(noise: tuple[Event, 
     "limits",
     [
         {"least_noise": 1.0}, {"most_parameters": 100}, {"most_length": 0.1},
-        {"servers": ("abc",)}, {"servers": ("here:7000",)}, {"methods": ("fedavg",)}, {"models": ("f00",)},
+        {"servers": ("abc",)}, {"servers": ("here:7000",)}, {"servers": ("hub abc",)},
+        {"servers": ("hub abc of the registry",)}, {"methods": ("fedavg",)}, {"models": ("f00",)},
         {"least_cohort": 8}, {"most_epsilon_job": 2.0}, {"most_epsilon_month": 2.0}, {"most_bytes": 10_000},
         {"most_rounds": 10}, {"hours": "12:00-12:01"},
     ],

@@ -33,7 +33,7 @@ class NotAllowed(ValueError):
 class Manifest:
     """What a job would do to a party. `server` and `address` are what the party's own connection says they are."""
 
-    server: str  # the fingerprint of its key
+    server: str  # its key, as rosters write it
     method: str
     model: str  # the hash of its schema
     parameters: int
@@ -69,7 +69,7 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """What the whole job moves at most, both ways."""
+        """What the models and vectors of the job's rounds take, both ways; a party counts all bytes as they move."""
         return self.rounds * (self.up + self.down)
 
     @property
@@ -99,7 +99,7 @@ class Manifest:
 class Policy:
     """A party's limits. Without a file: nothing leaves that the server could read as it is; all else is free."""
 
-    servers: tuple[str, ...] | None = None  # fingerprints or addresses; None: any that this party was told to join
+    servers: tuple[str, ...] | None = None  # keys, lines or addresses; None: any that this party was told to join
     methods: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None  # hashes of schemas
     allow_plain: bool = False
@@ -156,8 +156,10 @@ class Policy:
         yield from self._limits(manifest, now)
 
     def _who(self, job: Manifest) -> Iterator[str]:
-        if self.servers is not None and job.server not in self.servers and (job.address or None) not in self.servers:
-            yield self._says("servers", f"{job.server} is not among those allowed", "add its fingerprint")
+        # Of a whole line the key counts: its second word.
+        known = None if self.servers is None else {(line.split(maxsplit=2)[1:2] or [line])[0] for line in self.servers}
+        if known is not None and not known & {job.server, job.address} - {""}:
+            yield self._says("servers", f"{job.server or job.address} is not among those allowed", "add its key")
         if self.methods is not None and job.method not in self.methods:
             yield self._says("methods", f"{job.method} is not among those allowed", "add it")
         if self.models is not None and job.model not in self.models:
