@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from atoll.job import assemble
 from atoll.jobfile import dumps, to_table
 from atoll.join import join
 from atoll.party import Bounded, worker_of
+from atoll.runtimes.network.audit import verify
 from atoll.runtimes.network.calls import Times
 from atoll.runtimes.network.hall import Hall
 from atoll.runtimes.network.message import Layout, Leaf
@@ -101,6 +103,7 @@ def test_a_question_that_is_not_of_the_job_is_declined_and_nothing_is_trained(tm
             ("contribute", {"share": broken, "t": 0}),
             ("contribute", {"share": shorter, "t": 0}),
             ("contribute", {"share": share, "t": 0, "more": np.zeros(3)}),
+            ("contribute", {"share": share, "t": 0, "more": np.zeros(2**20)}),  # more than is read into memory
             ("secure.masked", {"t": 0, "message": np.zeros(3, np.uint8)}),
         ):
             assert not len(hall.ask(Ask(np.arange(1), what, body)))
@@ -109,12 +112,16 @@ def test_a_question_that_is_not_of_the_job_is_declined_and_nothing_is_trained(tm
         party.join(60)
         server.stop()
     reasons = [note.facts["why"] for note in notes.notes if note.what == "declined"]
-    for words, why in zip(("not finite", "shape", "no leaf", "no question of this job"), reasons, strict=True):
+    expected = ("not finite", "shape", "no leaf", "has at most", "no question of this job")
+    for words, why in zip(expected, reasons, strict=True):
         assert words in why
     assert good.parties.tolist() == [0]
     assert ended == ["the test is over"]
-    lines = (tmp_path / "ada" / "audit.jsonl").read_text()
-    assert lines.count('"contribute"') == 1
+    lines = [json.loads(line) for line in (tmp_path / "ada" / "audit.jsonl").read_text().splitlines()]
+    assert verify(tmp_path / "ada" / "audit.jsonl") == len(lines)
+    assert [line["what"] for line in lines] == ["hello", "joined", *["declined"] * 5, "left"]
+    assert lines[0]["samples"] == build(RECIPE).train.sizes[0]
+    assert [line["why"] for line in lines[2:7]] == reasons
 
 
 def test_a_hidden_sum_among_keys_that_nobody_gave_this_party_is_refused(tmp_path: Path) -> None:

@@ -76,10 +76,16 @@ class Audit:
             self._n, self.head, self._size = self._n + 1, sha256(raw).hexdigest(), self._size + len(raw) + 1
             return self.head
 
-    def left(self, *, job: str, question: int, asked: str, size: int, digest: str, epsilon: float | None = None) -> str:
-        """Say what is about to leave: the answer to which question, how large, its hash, the job's ε with it."""
-        spent = {} if epsilon is None else {"epsilon": float(epsilon)}
-        return self.append(_LEFT, job=job, question=int(question), asked=asked, bytes=int(size), sha256=digest, **spent)
+    def left(
+        self, *, job: str, question: int, asked: str, size: int, digest: str, epsilon: float | None = None,
+        brought: int | None = None,
+    ) -> str:  # fmt: skip
+        """Say what is about to leave: the answer to which question, how large, its hash, the job's ε with it; and how
+        many bytes the question brought.
+        """
+        more: dict[str, float] = {} if brought is None else {"brought": int(brought)}
+        more |= {} if epsilon is None else {"epsilon": float(epsilon)}
+        return self.append(_LEFT, job=job, question=int(question), asked=asked, bytes=int(size), sha256=digest, **more)
 
     def _write(self, line: bytes) -> None:
         try:

@@ -1,0 +1,287 @@
+"""A party and a server that asks too often, comes back as another one, or waits for a training that hangs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+pytest.importorskip("grpc")
+
+from test_network_runs import ATOLL, Federation
+
+import atoll
+from atoll.core.effects import Ask, Note, Replies
+from atoll.data import build
+from atoll.job import assemble
+from atoll.jobfile import dumps, to_table
+from atoll.join import join
+from atoll.party import assess
+from atoll.runtimes.network.audit import Audit, verify
+from atoll.runtimes.network.calls import Times, Unreachable
+from atoll.runtimes.network.hall import Hall
+from atoll.runtimes.network.policy import NotAllowed, Policy
+from atoll.runtimes.network.store import Store
+from atoll.runtimes.network.tls import Insecure
+from atoll.runtimes.network.transport import ServerTransport
+from atoll.runtimes.workers import Worker
+from atoll.seat import Assessment, Seat
+from atoll.serve import answer_layouts, as_served, remote, sample_layout
+
+RECIPE = {"use": "digits", "clients": 3}
+MINE = {**RECIPE, "party": 0}
+JOB = atoll.Job(atoll.FedAvg(atoll.models.softmax(), lr=0.5), atoll.All(), rounds=5)
+TIMES = Times(wait=1.0, answer=60.0, silence=10.0, grace=0.2, patience=30.0)
+
+
+@dataclass
+class Asking:
+    """A hall that asks its one party what a test says."""
+
+    hall: Hall
+    share: dict[str, Any]
+    address: str
+    notes: list[Note] = field(default_factory=list)
+
+    def ask(self, within: float | None = None, more: float = 0.0) -> Replies:
+        """Ask for a vector; `more` is added to the model."""
+        share = {**self.share, "params": np.asarray(self.share["params"]) + np.float32(more)}
+        self.hall.wait_for(1, 60)
+        return self.hall.ask(Ask(np.arange(1), "contribute", {"share": share, "t": 0}, within=within))
+
+
+@dataclass
+class Journal:
+    note: Callable[[Note], None]
+
+    def keep(self, memory: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(folder: Path, job: atoll.Job = JOB, address: str = "127.0.0.1:0") -> Iterator[Asking]:
+    """A server with a folder of its own, in which questions are numbered from the first."""
+    folder.mkdir()
+    data, notes = build(RECIPE), list[Note]()
+    made, text = assemble(as_served(job), remote(data, [9] * 3)), text_of(job)
+    with Store(folder) as store:
+        store.enrol([("ada", "key"), ("ben", "of ben"), ("cleo", "of cleo")])  # of whom the first comes
+        store.create("run")
+        store.move("run", "running")
+        hall = Hall(
+            "run", store, Journal(notes.append), Worker({}, {}, 0), answer_layouts(made, 3), data=sample_layout(data),
+            classes=10, job=text, manifest=hashlib.sha256(text.encode()).digest(), key_of=lambda _: "key", times=TIMES,
+        )  # fmt: skip
+        server = ServerTransport(address, Insecure("server"), hall, times=TIMES, folder=folder)
+        share = made.plan.method.share(made.plan.method.init(0))
+        yield Asking(hall, dict(share), server.start(), notes)
+        server.stop(0)
+
+
+def text_of(job: atoll.Job) -> str:
+    return dumps(to_table(job, RECIPE, 0))
+
+
+def assessed(job: atoll.Job) -> Assessment:
+    return assess(Seat(MINE, text_of(job), 0, 3, 10), "", "")
+
+
+@dataclass
+class Ada:
+    """The party, in a thread of its own."""
+
+    folder: Path
+    said: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+    def join(self, address: str, policy: Policy) -> Future[str]:
+        self.stop.clear()
+        return self.threads.submit(
+            join, address, Insecure("ada"), "ada", policy, self.folder, times=TIMES, say=self.said.append,
+            stop=self.stop,
+        )  # fmt: skip
+
+    def lines(self, what: str) -> list[dict[str, Any]]:
+        verify(self.folder / "audit.jsonl")
+        lines = [json.loads(line) for line in (self.folder / "audit.jsonl").read_text().splitlines()]
+        return [line for line in lines if line["what"] == what]
+
+
+@pytest.fixture
+def ada(tmp_path: Path) -> Iterator[Ada]:
+    made = Ada(tmp_path / "ada")
+    made.folder.mkdir()
+    yield made
+    made.stop.set()
+    made.threads.shutdown()
+
+
+@pytest.mark.slow
+def test_the_month_is_counted_on_across_restarts_of_both_sides(tmp_path: Path, ada: Ada) -> None:
+    """A server in a new folder numbers its questions from the first again; the party counts what has left."""
+    stages = (atoll.Clip(1.0), atoll.Average(), atoll.Gaussian(4.0, "local"))
+    job = replace(JOB, channel=atoll.Channel(stages), rounds=2)
+    both = assessed(job).spent[1]
+    with Audit(ada.folder / "audit.jsonl") as audit:
+        audit.left(job="another", question=1, asked="contribute", size=1, digest="0" * 64, epsilon=1.0)
+    policy = Policy(most_epsilon_month=1.0 + both, data=MINE)
+    with serving(tmp_path / "one", job) as server:
+        party = ada.join(server.address, policy)
+        assert len(server.ask()) == 1
+        ada.stop.set()
+        assert party.result(30) == "stopped by hand"
+    with serving(tmp_path / "two", job) as server:
+        party = ada.join(server.address, policy)
+        assert len(server.ask()) == 1
+        assert not len(server.ask())  # the party's own limit, though the job may ask each round again
+        with pytest.raises(NotAllowed, match="most_epsilon_month"):
+            party.result(30)
+    left = ada.lines("left")
+    assert [line["question"] for line in left] == [1, 1, 1]
+    assert left[-1]["epsilon"] == both
+
+
+@pytest.mark.slow
+def test_bytes_are_counted_as_they_move_and_across_restarts(tmp_path: Path, ada: Ada) -> None:
+    """What the job promises would just do, but trees have names, and a server may ask again."""
+    policy = Policy(allow_plain=True, most_bytes=assessed(JOB).manifest.bytes, data=MINE)
+    with serving(tmp_path / "one") as server:
+        party, answered = ada.join(server.address, policy), 0
+        while len(server.ask(more=answered)):
+            answered += 1
+        with pytest.raises(NotAllowed, match="most_bytes"):
+            party.result(30)
+    left = ada.lines("left")
+    assert len(left) == answered > 1
+    moved = sum(line["bytes"] + line["brought"] for line in left)
+    most = policy.most_bytes or 0
+    assert moved <= most < moved + left[0]["bytes"] + left[0]["brought"]
+    with serving(tmp_path / "two") as server:
+        party = ada.join(server.address, policy)
+        assert not len(server.ask())
+        with pytest.raises(NotAllowed, match="most_bytes"):
+            party.result(30)
+    assert len(ada.lines("left")) == answered
+
+
+def trainers() -> list[psutil.Process]:
+    """The processes in which this one's parties train."""
+    return [child for child in psutil.Process().children() if any("spawn_main" in word for word in child.cmdline())]
+
+
+@pytest.mark.slow
+def test_a_training_that_hangs_is_given_up_in_time_and_the_next_question_answered(tmp_path: Path, ada: Ada) -> None:
+    with serving(tmp_path / "one") as server:
+        party = ada.join(server.address, Policy(allow_plain=True, data=MINE))
+        assert len(server.ask()) == 1
+        (trainer,) = trainers()
+        trainer.suspend()
+        assert not len(server.ask(within=12.0))
+        (why,) = [note.facts["why"] for note in server.notes if note.what == "declined"]
+        assert why == "training was given up: it took longer than the 12 s that the server waits"
+        assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
+        assert len(server.ask()) == 1
+        assert [line["why"] for line in ada.lines("declined")] == [why]
+        server.hall.end("the test is over")
+        assert party.result(30) == "the test is over"
+
+
+@pytest.mark.slow
+def test_a_server_that_comes_back_as_another_one_is_looked_at_anew(tmp_path: Path, ada: Ada) -> None:
+    with serving(tmp_path / "one") as server:
+        address = server.address
+        party = ada.join(address, Policy(allow_plain=True, most_rounds=10, data=MINE))
+        first = server.ask()
+    with serving(tmp_path / "two", address=address) as server:  # the same job, and again a first question
+        other = server.ask(more=0.5)
+    assert [line["question"] for line in ada.lines("left")] == [1, 1]
+    assert not np.array_equal(first.each["vector"], other.each["vector"])
+    assert len(ada.lines("joined")) == 1
+    longer = replace(JOB, rounds=6)
+    with serving(tmp_path / "three", longer, address) as server:
+        assert len(server.ask()) == 1
+    assert [line["job"] for line in ada.lines("joined")] == [line["job"] for line in ada.lines("left")[1:]]
+    with serving(tmp_path / "four", replace(JOB, rounds=11), address), pytest.raises(NotAllowed, match="most_rounds"):
+        party.result(60)
+    assert len(ada.lines("left")) == 3
+
+
+def test_what_a_hello_tells_is_written_down_before_it_is_said(ada: Ada) -> None:
+    with pytest.raises(Unreachable):
+        join("127.0.0.1:1", Insecure("ada"), "ada", Policy(data=MINE), ada.folder, times=Times(patience=0.1))
+    (line,) = ada.lines("hello")
+    assert line["samples"] == build(RECIPE).train.sizes[0]
+    assert line["server"] == "127.0.0.1:1"
+
+
+@pytest.mark.slow
+def test_a_policy_names_servers_by_key_or_line_and_models_by_the_hash_that_is_shown(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    try:
+        federation.serve()
+        _, key = federation.lines["server"].split()
+        federation.lines["server"] += " of the registry"
+        data = 'allow_plain = true\ndata = { use = "digits", clients = 3, party = 0 }\n'
+
+        def said(policy: str) -> str:
+            (tmp_path / "a.log").unlink(missing_ok=True)
+            federation.join("a", f"{policy}\n{data}")
+            federation.until(lambda: "joined" in audit() or "(see a.toml)" in log())
+            federation.processes[-1].kill()
+            federation.processes[-1].wait(10)
+            return log()
+
+        def audit() -> list[str]:
+            file = tmp_path / "party-a" / "audit.jsonl"
+            return [json.loads(line)["what"] for line in file.read_text().splitlines()] if file.is_file() else []
+
+        def log() -> str:
+            return (tmp_path / "a.log").read_text()
+
+        found = re.search(r"models: the schema (\w{64}) is not", said(f'servers = ["{key}"]\nmodels = ["none"]'))
+        assert found
+        assert "servers: " in said(f'servers = ["server {key[::-1]}"]')
+        shown = said(f'servers = ["server {key} a comment"]\nmodels = ["{found[1]}"]')
+        assert f"this model is {found[1]}" in shown
+    finally:
+        federation.close()
+
+
+WATCH = """
+import os, socket, sys
+def hook(event, about):
+    told = event == "socket.getaddrinfo" or event == "socket.__new__" and about[1] != socket.AF_UNIX
+    if told:
+        with open(os.environ["ATOLL_SEEN"], "a") as file:
+            file.write(f"{event} {about[1:]}\\n")
+sys.addaudithook(hook)
+"""
+
+
+@pytest.mark.parametrize("command", ["list", "explain", "run"])
+def test_alone_on_a_machine_no_connection_is_opened(command: str, tmp_path: Path) -> None:
+    """Every Python process is watched, also those that train; the last one shows that a socket would be seen."""
+    (tmp_path / "sitecustomize.py").write_text(WATCH)
+    seen = tmp_path / "seen"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "ATOLL_SEEN": str(seen)}
+    args = ["run", "digits", "--rounds", "1", "--workers", "2"] if command == "run" else [command]
+    subprocess.run([*ATOLL, *args], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert not seen.exists(), seen.read_text()
+    control = [sys.executable, "-c", "import socket; socket.socket().close()"]
+    subprocess.run(control, env=environment, check=True)
+    assert seen.read_text().startswith("socket.__new__")
