@@ -59,3 +59,12 @@ def test_without_own_test_data_nobody_is_sent_a_model_to_evaluate():
     said = atoll.explain(job(atoll.All()), data)
     assert "to evaluate" not in said
     assert f"at most {in_bytes(sum(f['bytes_up'] + f['bytes_down'] for f in moved(run)[0]))}\n" in said
+
+
+def test_a_served_job_is_not_called_a_simulation(digits):
+    noisy = atoll.Channel([atoll.Clip(1.0), atoll.Average(by="expected"), atoll.Gaussian(1.0)], atoll.Sum())
+    private = job(atoll.Uniform(0.5), channel=noisy)
+    assert "simulat" in atoll.explain(private, digits)
+    served = atoll.explain(private, digits, served=True)
+    assert "simulat" not in served
+    assert "the noise comes from the operating system" in served

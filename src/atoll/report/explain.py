@@ -18,6 +18,11 @@ from atoll.select.sample import asked
 
 _MANY = 5_000  # parties; beyond, playing the selection takes too long to wait for
 _PLAYED = 300  # rounds of it
+_ADDRESSED = "in a simulation the noise is simulated: drawn by address, so that runs repeat"
+_SERVED = {  # what is said of a simulation, and of a job between real parties
+    ONE_MACHINE: "how many bytes, and when: mutual TLS hides the rest",
+    _ADDRESSED: "the noise comes from the operating system of whoever adds it",
+}
 
 
 def explain(job: Job, data: Federated, seed: int = 0, *, served: bool = False) -> str:
@@ -26,7 +31,9 @@ def explain(job: Job, data: Federated, seed: int = 0, *, served: bool = False) -
     parts = (_what, _cost, _pipeline, _seen, _privacy, _end)
     blocks = [part(assembled, data) for part in parts]
     text = "\n\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in blocks)
-    return text.replace(ONE_MACHINE, "how many bytes, and when: mutual TLS hides the rest") if served else text
+    for simulated, real in _SERVED.items() if served else ():
+        text = text.replace(simulated, real)
+    return text
 
 
 def _first(part: Any) -> str:
@@ -84,8 +91,8 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     ]
     if looks:
         lines.append(
-            f"of that, all {len(data):,} parties receive the model {looks:,} times to evaluate it on their own data: "
-            f"{in_bytes(down * looks)} each, {in_bytes(looked)} together"
+            f"of the whole, all {len(data):,} parties receive the model {looks:,} times to evaluate it on their own "
+            f"data: {in_bytes(down * looks)} each, {in_bytes(looked)} together"
         )
     if isinstance(combine, Buffered | Each):
         need = cohort * a.wire.size * np.dtype(a.wire.dtype).itemsize
@@ -165,10 +172,7 @@ def _privacy(a: Assembled, data: Federated) -> tuple[str, list[str]]:
         lines.append(f"against the server, which knows who took part: epsilon {spent:.3g} ({server.words()})")
     if a.wire.floor:
         lines.append(f"at least {a.wire.floor:,} parties a round must be honest and answer; else nothing is opened")
-    return "differential privacy", [
-        *lines,
-        "in a simulation the noise is simulated: drawn by address, so that runs repeat",
-    ]
+    return "differential privacy", [*lines, _ADDRESSED]
 
 
 def _end(a: Assembled, data: Federated) -> tuple[str, list[str]]:
