@@ -128,6 +128,8 @@ def ada(tmp_path: Path) -> Iterator[Ada]:
     made.folder.mkdir()
     yield made
     made.stop.set()
+    for trainer in trainers():  # one that was left suspended would hold the party
+        trainer.kill()
     made.threads.shutdown()
 
 
