@@ -9,11 +9,10 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,7 +39,7 @@ from atoll.runtimes.network.parcel import Header, Parcel, header_of
 from atoll.runtimes.network.policy import NotAllowed, Policy
 from atoll.runtimes.network.transport import PartyTransport
 from atoll.runtimes.pool import Pool
-from atoll.runtimes.workers import Answer, Chunk, PartyFailed
+from atoll.runtimes.workers import Chunk, PartyFailed
 from atoll.seat import Assessment, Holding, Seat
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ class Party:
         self._times, self._say = times, say
         self._job = welcome.manifest.hex()
         self._given, self._moved = answers_given(audit.path, self._job), bytes_moved(audit.path, self._job)
-        self._trainer: Trainer | None = None
+        self._pool: Pool | None = None
         self._until = 0.0  # when the answer is due
         self._memory: Mapping[str, Array] = {}
         self._answered: tuple[QuestionHead, AnswerHead, bytes] | None = None  # should its receipt be lost
@@ -201,8 +200,8 @@ class Party:
             self._leave()
             raise
         finally:
-            if self._trainer:
-                self._trainer.close()
+            if self._pool:
+                self._pool.close()
 
     def _greet(self) -> None:
         """Say hello again, and see whether the server is still what this party has agreed to."""
@@ -307,44 +306,14 @@ class Party:
 
     def _train(self, what: str, t: int, question: Tree) -> dict[str, Array]:
         """Answer in the child process, which is started when it is first needed and stays warm."""
-        if self._trainer is None:
-            self._trainer = Trainer(self._seat, 1)
+        if self._pool is None:
+            self._pool = Pool(self._seat, 1)
         chunk = Chunk(what, t, np.array([self._welcome.number]), self._memory if what == "contribute" else {}, ())
-        answer = self._trainer.answer(chunk, question, self._until)
+        ((answer, _),) = self._pool.answers([chunk], question, self._until)
         # What it gives is copied, since the next answer takes its place.
         if what == "contribute":
             self._memory = {name: np.array(leaf) for name, leaf in answer.memory.items()}
         return {name: np.array(leaf) for name, leaf in answer.each.items()}
-
-
-class Trainer(Pool):
-    """A process that trains, and is killed when its time is over, whatever it is at; the next question gets another."""
-
-    _until = inf
-
-    def answer(self, chunk: Chunk, question: Tree, until: float) -> Answer:
-        """Answer before `until`, a moment of time.monotonic, or raise TooLong."""
-        self._until = until
-        timer = threading.Timer(max(until - time.monotonic(), 0.0), self._kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            ((answer, _),) = self.answers([chunk], question)
-            return answer
-        finally:
-            timer.cancel()
-
-    def _kill(self) -> None:
-        for hand in self._hands:
-            hand.process.kill()  # one that is stopped does not hear a polite end
-
-    def _listen(self) -> Iterator[tuple[int | None, int, Answer | None]]:
-        if time.monotonic() >= self._until:
-            self._kill()  # one that was started as the time ran out
-        for heard in super()._listen():
-            if heard[0] is None and time.monotonic() >= self._until:
-                raise TooLong("training took too long")
-            yield heard
 
 
 def answers_given(path: Path, job: str) -> int:

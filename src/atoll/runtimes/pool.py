@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -19,7 +20,7 @@ import numpy as np
 
 from atoll.core.party import Handler
 from atoll.core.tree import Array, Tree
-from atoll.runtimes.child import quiet_main, settle
+from atoll.runtimes.child import TooLong, quiet_main, settle
 from atoll.runtimes.shared import Block
 from atoll.runtimes.workers import Answer, Chunk, PartyFailed, Worker
 
@@ -86,8 +87,11 @@ class Pool:
         theirs.close()
         return _Hand(process, ours, slots, core)
 
-    def answers(self, chunks: Sequence[Chunk], body: Tree) -> Iterator[tuple[Answer, int]]:
-        """Yield each chunk's (answer, process number), in order; an answer holds until the next one is asked for."""
+    def answers(self, chunks: Sequence[Chunk], body: Tree, until: float | None = None) -> Iterator[tuple[Answer, int]]:
+        """Yield each chunk's (answer, process number), in order; an answer holds until the next one is asked for.
+
+        What is not there by `until`, a moment of time.monotonic, is given up: that raises TooLong.
+        """
         told = self._board.write(body)
         free = {h: list(range(SLOTS)) for h in range(len(self._hands))}
         queued: dict[int, list[int]] = {h: [] for h in free}  # chunks in each process's hands
@@ -112,7 +116,7 @@ class Pool:
                 free[h].append(slot)
                 turn += 1
                 continue
-            for done, h, answer in self._listen():
+            for done, h, answer in self._listen(until):
                 if done is None:  # the process died: another one does its chunks
                     self._replace(h, [chunks[i] for i in queued[h]], tries, queued[h])
                     lost = [i for i, place in where.items() if place[0] == h]
@@ -124,9 +128,14 @@ class Pool:
                 queued[h].remove(done)
                 where[done] = (*where[done][:2], answer)
 
-    def _listen(self) -> Iterator[tuple[int | None, int, Answer | None]]:
+    def _listen(self, until: float | None) -> Iterator[tuple[int | None, int, Answer | None]]:
         lines = {hand.line: h for h, hand in enumerate(self._hands)}
-        for line in wait(list(lines)):
+        ready = wait(list(lines), None if until is None else max(until - time.monotonic(), 0.0))
+        if not ready:
+            for h in lines.values():
+                self._renew(h)
+            raise TooLong("training was not done in time, and was given up")
+        for line in ready:
             h = lines[line]  # type: ignore[index] # wait returns what it was given
             try:
                 c, failed, spec, seconds = self._hands[h].line.recv()
@@ -156,6 +165,13 @@ class Pool:
                 f"{TRIES} processes died (code {code}) over the same parties ({parties}): "
                 "too little memory, or a crash in native code; run with --loop to see which party it is"
             )
+        self._renew(h)
+
+    def _renew(self, h: int) -> None:
+        """Put another process in the place of one, whatever that is at; even one that is stopped."""
+        hand = self._hands[h]
+        hand.process.kill()
+        hand.process.join(5)
         hand.line.close()
         self._hands[h] = self._start(h)
 
