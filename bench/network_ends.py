@@ -17,20 +17,12 @@ import numpy as np
 
 from atoll.crypto.keys import Refused
 from atoll.runtimes.network.calls import TIMES, Times, Unreachable, settings
-from atoll.runtimes.network.message import (
-    AnswerHead,
-    Hello,
-    Layout,
-    QuestionHead,
-    Welcome,
-    read_envelope,
-    write_envelope,
-    write_tree,
-)
+from atoll.runtimes.network.message import AnswerHead, Hello, QuestionHead, Welcome, read_envelope, write_envelope
 from atoll.runtimes.network.parcel import Header, Question, chunks, header_of
 from atoll.runtimes.network.roster import RosterFile, load_key, peer_of
 from atoll.runtimes.network.tls import PartySide, ServerSide, certificate, grpc_library
 from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+from atoll.runtimes.network.trees import Layout, write_tree
 
 PATIENT = Times(patience=600.0)
 

@@ -31,10 +31,11 @@ from atoll.party import assembled, assess, data_of
 from atoll.runtimes.network.audit import Audit, spent_this_month
 from atoll.runtimes.network.calls import Limits, Times
 from atoll.runtimes.network.hall import Hall, NobodyThere
-from atoll.runtimes.network.message import Hello, Layout, Welcome, read_envelope, write_envelope
+from atoll.runtimes.network.message import Hello, Welcome, read_envelope, write_envelope
 from atoll.runtimes.network.policy import Policy
 from atoll.runtimes.network.store import Store
 from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+from atoll.runtimes.network.trees import Layout
 from atoll.runtimes.workers import Worker
 from atoll.seat import Seat
 from atoll.serve import answer_layouts, as_served, is_new, remote, sample_layout, talking

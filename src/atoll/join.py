@@ -25,19 +25,17 @@ from atoll.runtimes.network.audit import Audit, spent_this_month
 from atoll.runtimes.network.calls import Times
 from atoll.runtimes.network.message import (
     AnswerHead,
-    Fault,
     Hello,
     QuestionHead,
     Receipt,
     Welcome,
     read_envelope,
-    read_tree,
     write_envelope,
-    write_tree,
 )
 from atoll.runtimes.network.parcel import Header, Parcel, header_of
 from atoll.runtimes.network.policy import NotAllowed, Policy
 from atoll.runtimes.network.transport import PartyTransport
+from atoll.runtimes.network.trees import Fault, read_tree, write_tree
 from atoll.runtimes.pool import Pool
 from atoll.runtimes.workers import Chunk, PartyFailed
 from atoll.seat import Assessment, Holding, Seat

@@ -20,8 +20,8 @@ from atoll.data.federated import Federated, Silos
 from atoll.job import Assembled, assemble
 from atoll.jobfile import parse
 from atoll.report.explain import explain
-from atoll.runtimes.network.message import Layout, Leaf, message_layout
 from atoll.runtimes.network.policy import Manifest
+from atoll.runtimes.network.trees import Layout, Leaf, message_layout
 from atoll.runtimes.workers import Worker
 from atoll.seat import Assessment, Hidden, Holding, Seat
 from atoll.serve import as_served, remote, sample_layout, schema_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.runtimes.network.message import Layout
 from atoll.runtimes.network.policy import Manifest
+from atoll.runtimes.network.trees import Layout
 from atoll.runtimes.workers import Worker
 
 

@@ -48,7 +48,7 @@ def as_served(job: Job) -> Job:
 
 def sample_layout(data: Federated) -> Any:
     """Say what one sample is, so that parties with other data are told at once."""
-    from atoll.runtimes.network.message import Layout, Leaf
+    from atoll.runtimes.network.trees import Layout, Leaf
 
     arrays = {"x": data.train.x, "y": data.train.y}
     return Layout({name: Leaf(a.dtype.name, tuple(a.shape[1:]), finite=False) for name, a in arrays.items()})
@@ -153,7 +153,7 @@ def _hall(
 
 def answer_layouts(made: Assembled, parties: int) -> dict[str, Any]:
     """Say what answers look like, by the question."""
-    from atoll.runtimes.network.message import answer_layout, figures_layout, message_layout
+    from atoll.runtimes.network.trees import answer_layout, figures_layout, message_layout
 
     combine: Any = made.job.channel.combine
     if hasattr(combine, "talk"):

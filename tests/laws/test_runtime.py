@@ -64,21 +64,12 @@ def test_the_network_is_a_runtime(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     from atoll.runtimes.network.calls import Times
     from atoll.runtimes.network.hall import Hall
-    from atoll.runtimes.network.message import (
-        AnswerHead,
-        Hello,
-        Layout,
-        Leaf,
-        QuestionHead,
-        read_envelope,
-        read_tree,
-        write_envelope,
-        write_tree,
-    )  # fmt: skip
+    from atoll.runtimes.network.message import AnswerHead, Hello, QuestionHead, read_envelope, write_envelope
     from atoll.runtimes.network.parcel import Header, header_of
     from atoll.runtimes.network.store import Store
     from atoll.runtimes.network.tls import Insecure
     from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+    from atoll.runtimes.network.trees import Layout, Leaf, read_tree, write_tree
 
     times = Times(wait=5.0, answer=60.0, silence=30.0, grace=0.2, patience=5.0)
     data = Layout({"x": Leaf("float32", (1,)), "y": Leaf("int32", ())})

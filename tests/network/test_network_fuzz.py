@@ -21,18 +21,14 @@ from atoll.core.wire import Wire
 from atoll.runtimes.network.message import (
     MOST_BYTES,
     AnswerHead,
-    Fault,
     Hello,
-    Layout,
     QuestionHead,
     Receipt,
     Welcome,
-    answer_layout,
     read_envelope,
-    read_tree,
     write_envelope,
-    write_tree,
 )
+from atoll.runtimes.network.trees import Fault, Layout, answer_layout, read_tree, write_tree
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a process is told its size by /proc")
 LIMIT = 2**16

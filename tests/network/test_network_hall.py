@@ -20,23 +20,12 @@ pytest.importorskip("grpc")
 
 from atoll.runtimes.network.calls import Times
 from atoll.runtimes.network.hall import Hall, NobodyThere
-from atoll.runtimes.network.message import (
-    AnswerHead,
-    Hello,
-    Layout,
-    Leaf,
-    QuestionHead,
-    Receipt,
-    answer_layout,
-    read_envelope,
-    read_tree,
-    write_envelope,
-    write_tree,
-)  # fmt: skip
+from atoll.runtimes.network.message import AnswerHead, Hello, QuestionHead, Receipt, read_envelope, write_envelope
 from atoll.runtimes.network.parcel import Header, header_of
 from atoll.runtimes.network.store import Store
 from atoll.runtimes.network.tls import Insecure
 from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+from atoll.runtimes.network.trees import Layout, Leaf, answer_layout, read_tree, write_tree
 from atoll.runtimes.workers import Worker
 
 NAMES = ("ada", "ben", "cleo")

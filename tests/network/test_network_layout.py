@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 import atoll
 from atoll.core.wire import Wire, chain
-from atoll.runtimes.network.message import (
+from atoll.runtimes.network.trees import (
     Fault,
     Layout,
     Leaf,

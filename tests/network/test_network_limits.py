@@ -21,9 +21,9 @@ import pytest
 from atoll.core.wire import Wire
 from atoll.crypto.keys import Refused
 from atoll.runtimes.network.calls import Limits, Times, Unreachable
-from atoll.runtimes.network.message import answer_layout
 from atoll.runtimes.network.parcel import CHUNK, Header, Question, header_of
 from atoll.runtimes.network.roster import line_of
+from atoll.runtimes.network.trees import answer_layout
 
 MB = 1 << 20
 

@@ -25,11 +25,11 @@ from atoll.party import Bounded, worker_of
 from atoll.runtimes.network.audit import verify
 from atoll.runtimes.network.calls import Times
 from atoll.runtimes.network.hall import Hall
-from atoll.runtimes.network.message import Layout, Leaf
 from atoll.runtimes.network.policy import NotAllowed, Policy
 from atoll.runtimes.network.store import Store
 from atoll.runtimes.network.tls import Insecure
 from atoll.runtimes.network.transport import ServerTransport
+from atoll.runtimes.network.trees import Layout, Leaf
 from atoll.runtimes.workers import Chunk, Worker
 from atoll.seat import Seat
 from atoll.serve import answer_layouts, as_served, remote, sample_layout

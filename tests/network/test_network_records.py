@@ -14,16 +14,14 @@ from atoll.runtimes.network.message import (
     MOST_BYTES,
     AnswerHead,
     Envelope,
-    Fault,
     Hello,
-    Layout,
     QuestionHead,
     Receipt,
     Welcome,
-    answer_layout,
     read_envelope,
     write_envelope,
 )
+from atoll.runtimes.network.trees import Fault, Layout, answer_layout
 
 ENVELOPES: list[Envelope] = [
     Hello("north", 120, Layout.of({"x": np.zeros(784, np.float32), "y": np.zeros((), np.int64)})),
@@ -41,7 +39,7 @@ def test_records_come_back_as_they_were_and_stay_the_same_bytes() -> None:
     assert write_envelope(Receipt(False, "no")) == b"\x83\xa8accepted\xc2\xa6reason\xa2no\xa4type\xa7receipt"
     assert (
         sha256(b"".join(map(write_envelope, ENVELOPES))).hexdigest()
-        == "e7b23ed05b6bcb4cae0c105217322c3b49d603f8a081d9daebda28f20e2fd024"
+        == "6fed83882d63a74ef48a59c6becc4c92ca34010c8e01e8e1c17057d8d98faa35"
     )
 
 
@@ -100,16 +98,16 @@ def test_records_with_control_characters_are_not_made() -> None:
 
 
 def test_other_versions_are_refused_by_name_whatever_else_they_say() -> None:
-    newer = msgspec.msgpack.encode({"type": "hello", "version": 2, "who": {"is": ["this"]}})
-    with pytest.raises(Fault, match="the server speaks version 1, this party 2: upgrade the server") as caught:
+    newer = msgspec.msgpack.encode({"type": "hello", "version": 3, "who": {"is": ["this"]}})
+    with pytest.raises(Fault, match="the server speaks version 2, this party 3: upgrade the server") as caught:
         read_envelope(Hello, newer)
     assert caught.value.reason == "version"
-    older = msgspec.msgpack.encode({"type": "welcome", "version": 0})
-    with pytest.raises(Fault, match="the server speaks version 0, this party 1: upgrade the server"):
+    older = msgspec.msgpack.encode({"type": "welcome", "version": 1})
+    with pytest.raises(Fault, match="the server speaks version 1, this party 2: upgrade the server"):
         read_envelope(Welcome, older)
-    with pytest.raises(Fault, match="the server speaks version 2, this party 1: upgrade this party with pip install"):
+    with pytest.raises(Fault, match="the server speaks version 3, this party 2: upgrade this party with pip install"):
         read_envelope(Welcome, newer)
-    with pytest.raises(Fault, match="the server speaks version 1, this party 0: upgrade this party"):
+    with pytest.raises(Fault, match="the server speaks version 2, this party 1: upgrade this party"):
         read_envelope(Hello, older)
 
 

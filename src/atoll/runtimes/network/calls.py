@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from atoll.runtimes.network.message import Layout
 from atoll.runtimes.network.parcel import CHUNK, Header, Question
+from atoll.runtimes.network.trees import Layout
 
 SERVICE = "atoll.v1"
 MESSAGE = 2 * CHUNK  # most bytes of any one message

@@ -17,20 +17,17 @@ from atoll.crypto.keys import Refused
 from atoll.runtimes.network.calls import Times
 from atoll.runtimes.network.message import (
     AnswerHead,
-    Fault,
     Hello,
-    Layout,
     QuestionHead,
     Receipt,
     Welcome,
     read_envelope,
-    read_tree,
     write_envelope,
-    write_tree,
-)  # fmt: skip
+)
 from atoll.runtimes.network.parcel import Header, Question, header_of
 from atoll.runtimes.network.store import Store
 from atoll.runtimes.network.tables import Answer, Stranger
+from atoll.runtimes.network.trees import Fault, Layout, read_tree, write_tree
 from atoll.runtimes.workers import Chunk, Worker
 
 AT_A_TIME = 8  # answers that are in memory to be looked at; others wait on disk
