@@ -89,7 +89,7 @@ def test_how_soon_killed_parties_are_missed(cluster: Callable[..., Cluster], fig
     assert numbers(federation) == [(k, f"p{k}") for k in range(3)]
     figure(f"6 parties killed: missed after {min(missed):.1f} to {max(missed):.1f} s, same numbers, in the next round")
     figure(f"6 parties started again: there after {min(back):.1f} to {max(back):.1f} s, of which most is importing")
-    assert max(missed) <= SILENCE + 1  # rounds are looked at from outside
+    assert max(missed) <= SILENCE
 
 
 @pytest.mark.nightly
