@@ -22,7 +22,7 @@ from atoll.run import simulate
         (Steps(0.8, 3, 0.25), lambda t: [0.8, 0.8, 0.8, 0.2, 0.2, 0.2, 0.05, 0.05, 0.05, 0.0125, 0.0125, 0.0125][t]),
         (Cosine(0.5, 8, 0.1), lambda t: 0.1 + 0.4 * (1 + cos(pi * t / 8)) / 2 if t < 8 else 0.1),
     ],
-    ids=repr,
+    ids=["exponential", "steps", "cosine"],
 )
 def test_a_schedule_is_its_formula(schedule: Any, formula: Callable[[int], float]) -> None:
     assert [schedule(t) for t in range(12)] == pytest.approx([formula(t) for t in range(12)])
