@@ -284,6 +284,18 @@ def test_who_is_gone_is_not_at_work(room: Room) -> None:
     assert late(room, 1, [0], "ada") == ([0], [0], 1)
 
 
+def test_who_has_left_is_gone_though_its_last_call_still_waits(room: Room) -> None:
+    waiting = threading.Thread(target=lambda: room.hall.next_question("ben", 5))
+    waiting.start()
+    time.sleep(0.2)
+    room.hall.goodbye("ben")
+    began = time.monotonic()
+    room.ask(lambda: [room.push(name, answer()) for name in ("ada", "cleo")])
+    waiting.join(10)
+    assert room.hall.online().tolist() == [0, 2]
+    assert time.monotonic() - began < 2.5  # of the 3 s after which who is silent is not waited for
+
+
 def test_what_a_program_refuses_is_noted_by_name(room: Room) -> None:
     room.hall.note(Note("rejected", {"number": 1, "reason": "secure", "why": "no signature"}))
     assert room.notes.notes[-1] == Note("rejected", {"party": "ben", "reason": "secure", "why": "no signature"})

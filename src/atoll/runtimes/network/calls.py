@@ -21,7 +21,7 @@ class Times:
 
     wait: float = 20.0  # how long the server holds a pull for which it has no question
     answer: float = 600.0  # how long parties have for an answer, and a body may be on its way
-    silence: float = 10.0  # after which a line without a sign of life, or a chunk that does not come, is given up
+    silence: float = 9.0  # after which a line without a sign of life, or a chunk that does not come, is given up
     grace: float = 5.0  # how long a stopping server lets calls end
     patience: float = 60.0  # how long a party tries to reach the server, and a server waits for parties to come
 

@@ -129,8 +129,8 @@ class Hall:
         number = self._number(name)
         until = time.monotonic() + wait
         with self._turn:
+            self._here(number)  # not when a question wakes it: by then the caller may have gone
             while True:
-                self._here(number)
                 if self.over:
                     raise Refused(self.over)
                 for now in self._open.values():

@@ -210,9 +210,9 @@ class ServerTransport:
         """
 
         def waits() -> None:
-            self._service.here(name)
             if not wanted():
                 raise _Later("the call ended before the turn of its body came")
+            self._service.here(name)
 
         turn = self._bodies.take(waits)
         end = time.monotonic() + self._times.answer
