@@ -92,7 +92,7 @@ def settings(times: Times) -> list[tuple[str, Any]]:
         ("grpc.max_metadata_size", 1 << 14),
         # What is read ahead of a body does not grow with the line, so that many uploads do not fill the memory.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", 1 << 18),
+        ("grpc.http2.lookahead_bytes", 1 << 16),
         # A message that grows when it is unpacked would pass the limit above.
         ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.keepalive_time_ms", half),

@@ -238,11 +238,14 @@ class ServerTransport:
                 self._until.pop(context, None)
 
     def _hurry(self) -> None:
-        """End the calls whose time is over."""
+        """End the calls whose time is over, and give back the memory that bodies have left."""
         while not self._stopped.wait(SLICE / 2):
             now = time.monotonic()
             with self._lock:
                 late = [context for context, until in self._until.items() if now > until]
+                moving = bool(self._until)
+            if moving:
+                _give_back()
             for context in late:
                 log.warning("gave up a body from or to %s that did not move on", context.peer())
                 context.cancel()
@@ -250,9 +253,18 @@ class ServerTransport:
 
 def _share_heaps() -> None:
     """Let all threads use two heaps: with some for each, what chunks leave behind in one is of no use to the others."""
-    tune = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if tune:  # glibc
+    if tune := _of_glibc("mallopt"):
         tune(-8, 2)  # M_ARENA_MAX
+
+
+def _give_back() -> None:
+    """Let the system have what is free in the heaps: gRPC keeps a chunk for every line, and holes between them."""
+    if trim := _of_glibc("malloc_trim"):
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 class _Later(Exception):
