@@ -32,7 +32,7 @@ CHANNELS = {
     "local noise": 'stages = [{ use = "clip", norm = 1.0 }, "average", '
     '{ use = "gaussian", multiplier = 2.0, where = "local" }]\n',
     "median": 'stages = ["average"]\ncombine = { use = "each", rule = "median" }\n',
-    "error feedback": 'stages = [{ use = "top_k", fraction = 0.1 }, "weigh"]\n',
+    "error feedback": 'stages = ["weigh", { use = "top_k", fraction = 0.1 }]\n',
     "secure sum": HIDDEN % ("", "secure_sum"),
     "secure sum, distributed noise": HIDDEN.replace('"average"', '{ use = "average", by = "expected" }')
     % (NOISE, "secure_sum"),
