@@ -1,4 +1,4 @@
-"""What the network costs: a round's overhead, many parties, memory, a restart, throughput; each beside what was asked.
+"""What the network costs: a round's overhead, many parties, memory, a restart, throughput.
 
     python bench/rivals/environments.py flower          # once: Flower, in an environment of its own
     python bench/network.py [--only round flower …] [--repeat 3] [--quick]
@@ -30,18 +30,18 @@ from typing import Any
 
 import numpy as np
 
-from atoll.runtimes.network.calls import TIMES, settings
-from atoll.runtimes.network.parcel import chunks, header_of
-from atoll.runtimes.network.roster import line_of, load_key, new_key, peer_of
-from atoll.runtimes.network.tls import HOST, PartySide, anchor, grpc_library
+from atoll.runtimes.network.messages.calls import TIMES, settings
+from atoll.runtimes.network.messages.payload import chunks, header_of
 from atoll.runtimes.network.transport import PartyTransport
+from atoll.runtimes.network.trust.roster import line_of, load_key, new_key, peer_of
+from atoll.runtimes.network.trust.tls import HOST, PartyTLS, anchor, grpc_library
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "rivals"))
 
 from environments import python_of  # noqa: E402
 
-Rows = Iterator[tuple[str, str, str, str]]  # what, asked, measured, how
+Rows = Iterator[tuple[str, str, str]]  # what, measured, how
 ATOLL = [sys.executable, "-c", "from atoll.cli import main; main()"]
 ENDS = [sys.executable, str(HERE / "network_ends.py")]
 SOFTMAX = '"softmax"'
@@ -124,7 +124,7 @@ class Federation:
         self.said: list[tuple[str, str, float]] = []  # by the crowd: what, who, when
         self.data = {"use": "digits", "clients": parties}
         (folder / "job.toml").write_text(
-            f'name = "bench"\nrounds = {rounds}\nevery = {rounds}\nselect = "all"\n'
+            f'name = "bench"\nrounds = {rounds}\neval_every = {rounds}\nselect = "all"\n'
             f'data = {{ use = "digits", clients = {parties} }}\n'
             f'method = {{ use = "fedavg", model = {model}, epochs = 1, batch = 10, lr = 0.1 }}\n'
         )
@@ -247,7 +247,7 @@ def simulated_rounds(parties: int, rounds: int) -> list[float]:
     import atoll
 
     data = atoll.data.build({"use": "digits", "clients": parties}, 0)
-    job = atoll.Job(atoll.FedAvg(atoll.models.softmax(), 1, 10, 0.1), atoll.All(), rounds=rounds, every=rounds)
+    job = atoll.Job(atoll.FedAvg(atoll.models.softmax(), 1, 10, 0.1), atoll.All(), rounds=rounds, eval_every=rounds)
     ends: list[float] = []
     sink = lambda note: ends.append(time.perf_counter()) if note.what == "round" else None  # noqa: E731
     with tempfile.TemporaryDirectory() as folder:
@@ -262,9 +262,9 @@ def of_round(scale: Scale) -> Rows:
     seconds = [s for turn in turns for s in turn]
     medians = ", ".join(f"{median(turn):.3f}" for turn in turns)
     how = f"{len(turns)} runs of {rounds} rounds, medians {medians}; {n} trainers share {os.cpu_count()} cores"
-    yield f"a round of {n} parties, softmax on digits, served", "", spread(seconds), how
+    yield f"a round of {n} parties, softmax on digits, served", spread(seconds), how
     over = median(seconds) - median(plain)
-    yield "beyond the round of a simulation", "≤ 0.2 s", f"{over:.3f} s", f"simulated {median(plain):.4f} s"
+    yield "beyond the round of a simulation", f"{over:.3f} s", f"simulated {median(plain):.4f} s"
 
 
 def of_flower(scale: Scale) -> Rows:
@@ -280,10 +280,10 @@ def of_flower(scale: Scale) -> Rows:
             raise Missing(f"{script.name} ended with code {done.returncode}: what it says is above")
         record = json.loads(done.stdout.splitlines()[-1])
         theirs += record["rounds"]
-    yield f"Atoll, {n} parties, mutual TLS, trained", "", spread(ours), f"{len(ours)} rounds"
+    yield f"Atoll, {n} parties, mutual TLS, trained", spread(ours), f"{len(ours)} rounds"
     how = f"{len(theirs)} rounds; the first after {record['startup']:.0f} s"
-    yield f"Flower {record['version']}, {n} SuperNodes, no TLS, nothing trained", "", spread(theirs), how
-    yield "Flower / Atoll", "", f"{median(theirs) / median(ours):.0f} ×", "medians of all rounds"
+    yield f"Flower {record['version']}, {n} SuperNodes, no TLS, nothing trained", spread(theirs), how
+    yield "Flower / Atoll", f"{median(theirs) / median(ours):.0f} ×", "medians of all rounds"
 
 
 def of_parties(scale: Scale) -> Rows:
@@ -310,18 +310,18 @@ def of_parties(scale: Scale) -> Rows:
         left = [pid for pid in tree if runs(pid)]
         facts = made.facts("round")
     what = f"{n} party processes × {rounds} rounds"
-    yield what, "all end well", f"exit codes {sorted(codes)}", f"all there after {all_in:.0f} s, {used:.1f} GB in use"
+    yield what, f"exit codes {sorted(codes)}", f"all there after {all_in:.0f} s, {used:.1f} GB in use"
     rest = np.diff([fact["time"] for fact in facts]).tolist()
     how = f"without the first ({facts[0]['seconds']:.0f} s, in which every party compiles)"
-    yield f"{what}: a round", "", spread(rest), how
+    yield f"{what}: a round", spread(rest), how
     steady = np.array(seen[len(seen) // 4 :], float)
     slope = float(np.polyfit(steady[:, 0], steady[:, 1], 1)[0])
     how = f"least squares over rounds {steady[0, 0]:.0f} to {steady[-1, 0]:.0f}; {steady[-1, 1]:.0f} MB at the end"
-    yield f"{what}: the server's memory", "about 0", f"{1000 * slope:+.0f} kB a round", how
+    yield f"{what}: the server's memory", f"{1000 * slope:+.0f} kB a round", how
     fds, running = steady[:, 2].astype(int), steady[:, 3].astype(int)
-    yield f"{what}: the server's open files", "no more", f"{fds[0]} then {fds[-1]}", f"{min(fds)} to {max(fds)}"
-    yield f"{what}: the server's threads", "no more", f"{running[0]} then {running[-1]}", f"up to {max(running)}"
-    yield f"{what}: processes left", "0", str(len(left)), f"of {len(tree)}, a second after the end"
+    yield f"{what}: the server's open files", f"{fds[0]} then {fds[-1]}", f"{min(fds)} to {max(fds)}"
+    yield f"{what}: the server's threads", f"{running[0]} then {running[-1]}", f"up to {max(running)}"
+    yield f"{what}: processes left", str(len(left)), f"of {len(tree)}, a second after the end"
 
 
 def of_memory(scale: Scale) -> Rows:
@@ -342,10 +342,10 @@ def of_memory(scale: Scale) -> Rows:
     size = facts[0]["bytes_up"] / facts[0]["answered"] / 1e6
     what = f"{n:,} simulated parties × {size:.1f} MB × {rounds} rounds"
     how = f"peak of the server's process; {rest:.0f} MB with all there; answers a round {answered}"
-    yield f"{what}: memory", "≤ 1.5 GB", f"{peak / 1000:.2f} GB", how
+    yield f"{what}: memory", f"{peak / 1000:.2f} GB", how
     seconds = [fact["seconds"] for fact in facts]
     rate = median(2 * n * size / s for s in seconds)
-    yield f"{what}: a round", "", spread(seconds), f"{rate:,.0f} MB/s down and up; all had come after {came:.0f} s"
+    yield f"{what}: a round", spread(seconds), f"{rate:,.0f} MB/s down and up; all had come after {came:.0f} s"
 
 
 def of_restart(scale: Scale) -> Rows:
@@ -369,7 +369,7 @@ def of_restart(scale: Scale) -> Rows:
     how = (
         f"half of them after {median(median(turn) for turn in turns):.1f} s; {len(turns)} kills in the middle of a run"
     )
-    yield f"{n:,} parties are back after the server listens again", "≤ 30 s", spread(times), how
+    yield f"{n:,} parties are back after the server listens again", spread(times), how
 
 
 def of_idle(scale: Scale) -> Rows:
@@ -382,10 +382,10 @@ def of_idle(scale: Scale) -> Rows:
         alone = [(megabytes(p.pid, "VmRSS"), megabytes(p.pid, "Pss")) for p in parties]
         under = [[(megabytes(c, "VmRSS"), megabytes(c, "Pss")) for c in children(p.pid)] for p in parties]
     rss, pss = (median(party[k] for party in alone) for k in (0, 1))
-    yield "a joined party that waits", "≤ 80 MB", f"{rss:.0f} MB", f"resident; {pss:.0f} MB with shared pages divided"
+    yield "a joined party that waits", f"{rss:.0f} MB", f"resident; {pss:.0f} MB with shared pages divided"
     whole = [[sum(c[k] for c in below) + own[k] for own, below in zip(alone, under, strict=True)] for k in (0, 1)]
     how = f"{median(whole[1]):.0f} MB with shared pages divided; {len(under[0])} child processes"
-    yield "the same with its children", "", f"{median(whole[0]):.0f} MB", how
+    yield "the same with its children", f"{median(whole[0]):.0f} MB", how
 
 
 @contextmanager
@@ -393,7 +393,7 @@ def lines(body: bytes) -> Iterator[dict[str, dict[str, Callable[[], object]]]]:
     """Ways to push a body to a server in another process and to pull one of its size: Atoll's, and bare streams."""
     grpc = grpc_library()
     with federation(1, 1) as made:
-        side, spec = PartySide(load_key(made.folder / "p0.key"), peer_of(made.server)), {"size": len(body)}
+        side, spec = PartyTLS(load_key(made.folder / "p0.key"), peer_of(made.server)), {"size": len(body)}
         spec |= {"folder": str(made.folder)}
         both = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         served = made.start([*ENDS, "pipes", json.dumps(spec)], "pipes.log", **both)
@@ -409,9 +409,9 @@ def lines(body: bytes) -> Iterator[dict[str, dict[str, Callable[[], object]]]]:
         line, header = PartyTransport(ports["transport"], side, folder=made.folder), header_of("answer", "pipe", body)
 
         def pull() -> None:
-            parcel = line.pull()
-            assert parcel
-            parcel.body.close()
+            payload = line.pull()
+            assert payload
+            payload.body.close()
 
         def bare_ways(channel: Any) -> dict[str, Callable[[], object]]:
             push, pull = channel.stream_unary("/bare/Push"), channel.unary_stream("/bare/Pull")
@@ -440,12 +440,12 @@ def of_throughput(scale: Scale) -> Rows:
         mine, bare = rates[verb, "Atoll"], {name: rates[verb, name] for name in ways if name != "Atoll"}
         for name, found in bare.items():
             how = f"{min(found):.0f} to {max(found):.0f}, {turns} turns"
-            yield f"{verb} {size}, bare gRPC, {name}", "", f"{median(found):.0f} MB/s", how
+            yield f"{verb} {size}, bare gRPC, {name}", f"{median(found):.0f} MB/s", how
         how = f"{min(mine):.0f} to {max(mine):.0f}; checked and hashed at both ends"
-        yield f"{verb} {size}, Atoll", "", f"{median(mine):.0f} MB/s", how
+        yield f"{verb} {size}, Atoll", f"{median(mine):.0f} MB/s", how
         for name, found in bare.items():
             parts = [a / b for a, b in zip(mine, found, strict=True)]
-            yield f"{verb} {size}, Atoll / {name}", "", f"{median(parts):.2f}", f"{min(parts):.2f} to {max(parts):.2f}"
+            yield f"{verb} {size}, Atoll / {name}", f"{median(parts):.2f}", f"{min(parts):.2f} to {max(parts):.2f}"
 
 
 SECTIONS = {name: globals()[f"of_{name}"] for name in
@@ -469,7 +469,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and what was started is ended
     scale = QUICK if given.quick else Scale()
     scale = replace(scale, repeat=given.repeat or scale.repeat)
-    print(f"{machine()}\n\n| what | asked | measured | how |\n|---|---|---|---|", flush=True)
+    print(f"{machine()}\n\n| what | measured | how |\n|---|---|---|", flush=True)
     for name in given.only:
         try:
             for row in SECTIONS[name](scale):

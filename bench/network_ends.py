@@ -15,14 +15,22 @@ from typing import IO, Any
 
 import numpy as np
 
+from atoll.core.question import Layout
 from atoll.crypto.keys import Refused
-from atoll.runtimes.network.calls import TIMES, Times, Unreachable, settings
-from atoll.runtimes.network.message import AnswerHead, Hello, QuestionHead, Welcome, read_envelope, write_envelope
-from atoll.runtimes.network.parcel import Header, Question, chunks, header_of
-from atoll.runtimes.network.roster import RosterFile, load_key, peer_of
-from atoll.runtimes.network.tls import PartySide, ServerSide, certificate, grpc_library
+from atoll.runtimes.network.messages.calls import TIMES, Times, Unreachable, settings
+from atoll.runtimes.network.messages.envelope import (
+    AnswerHead,
+    Hello,
+    QuestionHead,
+    Welcome,
+    read_envelope,
+    write_envelope,
+)
+from atoll.runtimes.network.messages.payload import Header, QuestionPayload, chunks, header_of
+from atoll.runtimes.network.messages.trees import write_tree
 from atoll.runtimes.network.transport import PartyTransport, ServerTransport
-from atoll.runtimes.network.trees import Layout, write_tree
+from atoll.runtimes.network.trust.roster import RosterFile, load_key, peer_of
+from atoll.runtimes.network.trust.tls import PartyTLS, ServerTLS, certificate, grpc_library
 
 PATIENT = Times(patience=600.0)
 
@@ -43,13 +51,13 @@ class Crowd:
         """Return what fits the job: a vector of ones, so that its weight is one as well."""
         with self.lock:
             if self.canned is None:
-                leaves = layouts["contribute"].leaves
+                leaves = layouts["train/contribute"].leaves
                 body = write_tree({name: np.ones(leaf.shape or (), leaf.dtype) for name, leaf in leaves.items()})
                 self.canned = body, header_of("answer", "canned", body)
             return self.canned
 
     def party(self, name: str) -> None:
-        side = PartySide(load_key(self.folder / f"{name}.key"), self.server)
+        side = PartyTLS(load_key(self.folder / f"{name}.key"), self.server)
         line = PartyTransport(self.address, side, times=PATIENT, folder=self.folder)
         hello = write_envelope(Hello(name, 1, self.data))
         try:
@@ -67,11 +75,11 @@ class Crowd:
         body, canned = self.answer(welcome.answers)
         try:
             while True:
-                parcel = line.pull()
-                if parcel is None:
+                payload = line.pull()
+                if payload is None:
                     continue
-                with parcel:
-                    head = read_envelope(QuestionHead, parcel.header.envelope)
+                with payload:
+                    head = read_envelope(QuestionHead, payload.header.envelope)
                 envelope = write_envelope(AnswerHead(head.run, head.number, canned.size, canned.sha256, 0.0))
                 line.push(Header("answer", f"{head.run}/{head.number}", canned.size, canned.sha256, envelope), body)
                 self.say("sent", name)
@@ -81,9 +89,9 @@ class Crowd:
 
 def crowd(spec: dict[str, Any]) -> None:
     import atoll
-    from atoll.serve import sample_layout
+    from atoll.job.assemble import summary_of
 
-    layout = sample_layout(atoll.data.build(spec["data"], 0))
+    layout = summary_of(atoll.data.build(spec["data"], 0)).sample
     made = Crowd(spec["address"], spec["server"], Path(spec["folder"]), layout)
     threads = [threading.Thread(target=made.party, args=(name,), daemon=True) for name in spec["names"]]
     for thread in threads:
@@ -96,12 +104,12 @@ class Pipe:
     """A service that hands out one body and takes in any."""
 
     def __init__(self, body: bytes) -> None:
-        self.question = Question(header_of("question", "pipe", body), body)
+        self.question = QuestionPayload(header_of("question", "pipe", body), body)
 
     def hello(self, name: str, hello: bytes) -> bytes:
         return b""
 
-    def next_question(self, name: str, wait: float) -> Question:
+    def next_question(self, name: str, wait: float) -> QuestionPayload:
         return self.question
 
     def answer(self, name: str, header: Header, body: IO[bytes]) -> bytes:
@@ -117,7 +125,7 @@ def pipes(spec: dict[str, Any]) -> None:
     """Serve a body through Atoll's transport and through bare gRPC streams of the same chunks; print the ports."""
     grpc = grpc_library()
     folder, body = Path(spec["folder"]), os.urandom(spec["size"])
-    side = ServerSide(load_key(folder / "server.key"), RosterFile(folder / "roster"))
+    side = ServerTLS(load_key(folder / "server.key"), RosterFile(folder / "roster"))
 
     def bare(bind: Any) -> int:
         server = grpc.server(ThreadPoolExecutor(4), options=settings(TIMES))

@@ -27,9 +27,9 @@ CASES = {  # where, workers
 @contextlib.contextmanager
 def two_nodes() -> Iterator[str]:
     """Start two nodes with a CPU each on this machine, reachable from it only; give their address."""
-    from atoll.runtimes.ray import _private
+    from atoll.runtimes.ray.cluster import private
 
-    os.environ |= _private()
+    os.environ |= private()
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -47,7 +47,7 @@ def case(where: str, workers: int, rounds: int, hidden: int) -> None:
 
     data = atoll.data.build({"use": "digits", "clients": 40, "by": "iid", "test": 0.2}, 0)
     method = atoll.FedAvg(atoll.models.mlp((hidden, hidden)), epochs=5)
-    job = atoll.Job(method, atoll.All(), rounds=rounds, every=rounds)
+    job = atoll.Job(method, atoll.All(), rounds=rounds, eval_every=rounds)
     ends: list[float] = []
     sink = lambda note: ends.append(time.perf_counter()) if note.what == "round" else None  # noqa: E731
     with two_nodes() if where == "nodes" else contextlib.nullcontext() as address:

@@ -53,7 +53,7 @@ def main() -> None:
             ends.append(time.time())
 
     rounds = args.rounds + 1
-    job = atoll.Job(method, atoll.Count(work.cohort), rounds=rounds, every=rounds)
+    job = atoll.Job(method, atoll.Count(work.cohort), rounds=rounds, eval_every=rounds)
     with tempfile.TemporaryDirectory() as folder:
         run = atoll.simulate(job, data, workers=args.workers, out=folder, sinks=(clock,))
     seconds = np.diff(ends).tolist()

@@ -73,7 +73,7 @@ def case(kind: str, folder: str, cohort: int, rounds: int) -> None:
         assert mnist is not None
         data = atoll.data.pooled(mnist.split(100, seed=0), 2000, 10, seed=0)
         model, batch = atoll.models.cnn(), 10
-    job = atoll.Job(atoll.FedAvg(model, 1, batch, 0.1), atoll.Count(cohort), rounds=rounds, every=rounds)
+    job = atoll.Job(atoll.FedAvg(model, 1, batch, 0.1), atoll.Count(cohort), rounds=rounds, eval_every=rounds)
     ends: list[float] = []
     run = atoll.simulate(job, data, sinks=(lambda note: ends.append(time.time()) if note.what == "round" else None,))
     accuracy = run.curve("test.accuracy")[1][-1]
@@ -120,15 +120,15 @@ def population() -> None:
         ratios = [timed("population", many, 1000, 100) / timed("population", few, 1000, 100) for _ in range(TURNS)]
     turns = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     print(
-        f"1M against 1K: time {np.median(ratios):.2f}× (asked ≤ 1.2×; {TURNS} turns: {turns}), memory "
-        f"{most[1_000_000] / most[1_000]:.2f}× (asked ≤ 1.2×), {most[1_000_000] / 1000:.2f} GB (asked < 3 GB)"
+        f"1M against 1K: time {np.median(ratios):.2f}× ({TURNS} turns: {turns}), memory "
+        f"{most[1_000_000] / most[1_000]:.2f}×, {most[1_000_000] / 1000:.2f} GB"
     )
 
 
 def folding() -> None:
     seconds, memory, _ = measured("folding", "-", 1000, 2)
     what = "1,000 parties × the CNN (1,663,370 parameters)"
-    print(f"{what}: {seconds:.1f} s a round, peak {memory / 1000:.2f} GB (asked < 3 GB)")
+    print(f"{what}: {seconds:.1f} s a round, peak {memory / 1000:.2f} GB")
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def main() -> None:
             select=atoll.Uniform(0.5 if quick else 0.1),
             channel=atoll.Channel([atoll.Weigh(), *stages]),
             rounds=rounds,
-            every=rounds,
+            eval_every=rounds,
         )
         run = atoll.simulate(job, data, seed=0)
         last = [fact for fact in run.facts if fact["what"] == "round"][-1]

@@ -40,7 +40,7 @@ def fixed_point(steps: int) -> tuple[float, int]:
         select=atoll.All(),
         channel=atoll.Channel([atoll.Average()], atoll.Sum()),
         rounds=500,
-        stop=[atoll.Still(1e-13)],
+        stop=[atoll.Converged(1e-13)],
         name="drift",
     )
     run = atoll.simulate(job, data, workers=0)

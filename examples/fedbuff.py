@@ -28,9 +28,9 @@ Curve = tuple[list[float], list[float]]
 def ways(at_work: int) -> dict[str, atoll.Buffered]:
     """One part, three ways: with `most = 0` whoever is late is not waited for, and what it did is lost."""
     return {
-        "everybody": atoll.Buffered(enough=at_work, most=0),
-        "10 of 13": atoll.Buffered(enough=round(at_work / 1.3), most=0),
-        "FedBuff": atoll.Buffered(enough=at_work // 10),
+        "everybody": atoll.Buffered(buffer_size=at_work, max_staleness=0),
+        "10 of 13": atoll.Buffered(buffer_size=round(at_work / 1.3), max_staleness=0),
+        "FedBuff": atoll.Buffered(buffer_size=at_work // 10),
     }
 
 
@@ -94,7 +94,7 @@ def main() -> None:
         spread = f"{seconds.mean():8.1f} ({seconds.min():.1f} to {seconds.max():.1f})"
         faster = slowest / seconds
         times = f"{faster.mean():.1f} ({faster.min():.1f} to {faster.max():.1f})"
-        print(f"{name:<16} {combine.enough:9d} {steps:7.0f}   {spread:<25} {times}", flush=True)
+        print(f"{name:<16} {combine.buffer_size:9d} {steps:7.0f}   {spread:<25} {times}", flush=True)
     print(f"\npicture: {draw(curves, target, chosen.out)}")
 
 

@@ -1,55 +1,57 @@
 """A method from scratch: linear regression by sufficient statistics, exact after one round.
 
-Parties send XᵀX and Xᵀy, the server adds them up and solves the normal equations (Gauss 1809): what comes out is the
-regression on all data in one place, although no row has left its party. The whole method is the class below; it has no
-network, no framework, and goes through the same channel, runtime and run folder as FedAvg.
+Parties send XᵀX and Xᵀy, the server adds them up and solves the normal equations (Gauss 1809): the result is the
+regression on all data in one place, although no row leaves its party. The whole method is the class below. It uses no
+framework, and the same channel, runtime and run folder as FedAvg.
 
     python examples/own_method.py
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 import atoll
-from atoll.core.method import Contribution, State
+from atoll.core.method import Contribution, Method, Phase, Population, RoundInfo, State
 from atoll.core.party import Group
 from atoll.core.tree import Array, Schema, Tree
+from atoll.core.world import World
+from atoll.metrics import R2
 
 
 @dataclass(frozen=True)
-class LeastSquares:
+class LeastSquares(Method):
     """Add up XᵀX and Xᵀy over the parties and solve. Needs: a sum. Reveals: both statistics of each party."""
 
     features: int
-    mean = False  # merge wants the sum of contributions, not their mean
-    width = 1  # parties that one call of task answers for
 
     @property
-    def schema(self) -> Schema:
+    def phases(self) -> Mapping[str, Phase]:
         d = self.features + 1  # the last weight is the intercept
-        return Schema((("xx", (d, d)), ("xy", (d,))))
+        return {"train": Phase(Schema((("xx", (d, d)), ("xy", (d,)))), mean=False)}  # server_update gets the sum
 
-    def init(self, seed: int) -> State:
+    def init(self, world: World, population: Population) -> State:
         return {"params": np.zeros(self.features + 1)}
 
-    def share(self, state: State) -> Tree:
+    def broadcast(self, state: State) -> Tree:
         return {"params": state["params"]}
 
-    def task(self, share: Tree, group: Group) -> Contribution:
+    def client_update(self, broadcast: Tree, group: Group) -> Contribution:
         rows = [(with_one(x), y) for x, y in group]
         statistics = {"xx": np.stack([x.T @ x for x, _ in rows]), "xy": np.stack([x.T @ y for x, y in rows])}
         return Contribution(statistics, group.size)
 
-    def merge(self, state: State, tree: Tree) -> State:
+    def server_update(self, state: State, tree: Tree, info: RoundInfo) -> State:
         return {"params": np.linalg.solve(tree["xx"], tree["xy"])}
 
-    def evaluate(self, share: Tree, group: Group) -> Tree:
-        rows = [(y, (with_one(x) @ share["params"] - y) ** 2) for x, y in group]
-        sums = [(len(y), e.sum() / 2, e.sum(), y.sum(), (y**2).sum()) for y, e in rows]
-        return dict(zip(("n", "loss", "squares", "y", "yy"), np.array(sums, np.float64).T, strict=True))
+    def scores(self, broadcast: Tree, group: Group) -> Array:
+        return np.concatenate([self.predict(broadcast, x) for x, _ in group])
+
+    def predict(self, state: State, x: Array) -> Array:
+        return np.asarray(with_one(x) @ state["params"])
 
 
 def with_one(x: Array) -> Array:
@@ -58,7 +60,9 @@ def with_one(x: Array) -> Array:
 
 def main() -> None:
     data = atoll.data.load("diabetes").split(10, by="power", seed=0)
-    job = atoll.Job(LeastSquares(10), atoll.All(), atoll.Channel([], atoll.Sum()), rounds=1, name="least-squares")
+    job = atoll.Job(
+        LeastSquares(10), atoll.All(), atoll.Channel([], atoll.Sum()), rounds=1, metrics=[R2()], name="least-squares"
+    )
     run = atoll.simulate(job, data)
 
     pooled, *_ = np.linalg.lstsq(with_one(data.train.x), data.train.y.astype(np.float64), rcond=None)

@@ -47,7 +47,7 @@ combine = "secure_sum"
 POLICY = """
 require = ["secure_sum"]
 roster = "roster"
-most_rounds = {rounds}
+max_rounds = {rounds}
 data = {{ use = "csv", path = "patients.csv", target = "benign", holdout = 0.0, clients = 1 }}
 """
 
@@ -162,11 +162,11 @@ def seen(now: dict[str, Any]) -> Group:
 def compared(folder: Path, data: Federated, rounds: int) -> Table:
     """Set each hospital's own model beside the common one, on the same patients whom nobody trained on."""
     job = atoll.Job(
-        atoll.FedAvg(atoll.models.softmax(), epochs=2, batch=16, lr=0.05), atoll.All(), rounds=rounds, every=rounds
+        atoll.FedAvg(atoll.models.softmax(), epochs=2, batch=16, lr=0.05), atoll.All(), rounds=rounds, eval_every=rounds
     )
     alone = atoll.compare(job, data).alone_all
     facts = [json.loads(line) for line in (folder / "server" / "run" / "facts.jsonl").read_text().splitlines()]
-    together = [fact["accuracy"] for fact in facts if fact["what"] == "look"][-1]
+    together = [fact["accuracy"] for fact in facts if fact["what"] == "evaluation"][-1]
     table = Table(title=f"right on {data.test.sizes.sum() if data.test else 0} patients of the common test set")
     for column in ("hospital", "own patients", "alone", "together", "sent"):
         table.add_column(column, justify="left" if column == "hospital" else "right")

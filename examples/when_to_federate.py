@@ -28,7 +28,7 @@ def main() -> None:
         method=atoll.FedAvg(atoll.models.softmax(), epochs=5, batch=10, lr=0.1),
         select=atoll.Uniform(0.1),
         rounds=100,
-        every=100,
+        eval_every=100,
     )
     for by, beside in BESIDE.items():
         options = {"per_client": 2} if by == "shards" else {}

@@ -10,6 +10,7 @@ import pytest
 
 import atoll
 from atoll.data.federated import Federated
+from spawn import _no_process_outlives_its_test, pytest_configure  # noqa: F401
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -21,7 +22,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out["nightly"] = "takes minutes: pytest -m nightly runs it"
     for item in items:
         for marker, reason in left_out.items():
-            if marker in item.keywords:
+            if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+from dataclasses import dataclass, is_dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from atoll.core.effects import Ask, Note, Replies, Runtime, drive
 from atoll.core.keys import rng
-from atoll.core.method import History, Method, Roster, Select
-from atoll.core.party import Group, Handler, Memory, Samples
+from atoll.core.method import History, Method, Population, RoundInfo, Select, State
+from atoll.core.party import Group, Handler, Memory, Remembered, Samples
+from atoll.core.program import Program
 from atoll.core.tree import Array, Tree, flatten, unflatten
-from atoll.core.wire import About, Codec, Combine, Heard, Mismatch, Rule, Stage, Wire, chain
+from atoll.core.wire import Codec, Combine, DecodeContext, EncodeContext, Mismatch, Rule, Setting, Stage, Wire, chain
+from atoll.core.world import World
 from atoll.data.federated import Federated, Silos
+from atoll.data.roles import RoleData
+
+if TYPE_CHECKING:
+    from atoll.runtimes.roles.simulate import RoleRun
 
 TOLERANCE = 1e-5
 
 
-def check_part(part: Any) -> None:
-    """A part is a frozen record: it prints, compares, hashes, copies, and cannot be changed."""
+def check_part(part: object) -> None:
+    """A part is a frozen record: it prints, compares, hashes, copies, and cannot be changed.
+
+    Args:
+        part: the part.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_part
+        >>> check_part(atoll.Clip(1.0))
+    """
     assert is_dataclass(part), f"{type(part).__name__} is no dataclass: parts are frozen dataclasses"
     frozen: bool = type(part).__dict__["__dataclass_params__"].frozen
     assert frozen, f"{type(part).__name__} can be changed: freeze it"
@@ -36,11 +51,25 @@ def check_stage(
 ) -> Wire:
     """A stage keeps what its wire claims, is pure, answers for a group as for singles, and decodes what it encodes.
 
-    `first` are stages that it needs before it: `check_stage(Ring(), first=(Clip(1.0),))`.
-    `lossless`: decoding the sum of encoded rows gives their (weighted) mean, or their sum, exactly up to rounding.
+    Args:
+        stage: the stage.
+        wire: the wire before it. Default: that of a small model.
+        first: stages that it needs before it. Default: none.
+        lossless: whether decoding the sum of encoded rows must give their (weighted) mean, or their sum, up to
+            rounding. Default false.
+        seed: of the vectors that are drawn. Default 0.
+
+    Returns:
+        The wire after the stage.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_stage
+        >>> check_stage(atoll.Ring(), first=(atoll.Clip(1.0),)).row.dtype
+        'uint32'
     """
     check_part(stage)
-    before = wire or Wire(size=12, cohort=7, shapes=((4, 3),))
+    before = wire or Wire.of(size=12, cohort=7, shapes=((4, 3),))
     whole = chain(*first, stage)
     after, codec = whole(before)
     assert whole(before)[0] == after, "the same wire gave two different wires"
@@ -55,56 +84,65 @@ def check_stage(
     return after
 
 
-def _rows(wire: Wire, scale: float, seed: int) -> tuple[Array, About]:
+def _rows(wire: Wire, scale: float, seed: int) -> tuple[Array, EncodeContext]:
     generator = rng(seed, "check_stage", int(scale * 1000))
-    rows = (generator.normal(size=(wire.cohort, wire.size)) * scale).astype(wire.dtype)
-    weight = generator.integers(1, 50, wire.cohort).astype(wire.dtype)
-    return rows, About(weight, seed, 3, np.arange(wire.cohort))
+    rows = (generator.normal(size=(wire.total.cohort, wire.row.size)) * scale).astype(wire.row.dtype)
+    weight = generator.integers(1, 50, wire.total.cohort).astype(wire.row.dtype)
+    who = np.arange(wire.total.cohort)
+    return rows, EncodeContext(weight, World(seed), 3, who, loss=np.abs(weight) / 100)
 
 
-def _check_encoding(codec: Codec, after: Wire, rows: Array, about: About) -> None:
+def _check_encoding(codec: Codec, after: Wire, rows: Array, about: EncodeContext) -> None:
     given = rows.copy()
-    out, memory = codec.encode(rows, {}, about)
+    out, memory, _ = codec.encode(rows, {}, about)
     assert np.array_equal(rows, given), "encode changed its argument"
-    assert out.shape == (len(rows), after.size), f"the wire says {after.size} numbers, encode gave {out.shape[1:]}"
-    assert out.dtype == after.dtype, f"the wire says {after.dtype}, encode gave {out.dtype}"
-    for row in out if after.form else ():
-        packed = after.form.pack(row)  # type: ignore[union-attr]
-        assert len(packed) == after.bytes, f"the wire says {after.bytes} bytes, a row takes {len(packed)}"
-        assert np.array_equal(after.form.unpack(packed, after.size), row), "a row is not read as it was written"  # type: ignore[union-attr]
-    again, _ = codec.encode(rows, {}, about)
+    assert out.shape == (len(rows), after.row.size), (
+        f"the wire says {after.row.size} numbers, encode gave {out.shape[1:]}"
+    )
+    assert out.dtype == after.row.dtype, f"the wire says {after.row.dtype}, encode gave {out.dtype}"
+    layout = after.row
+    for row in out if layout.encoding else ():
+        assert layout.encoding is not None
+        packed = layout.encoding.pack(row)
+        assert len(packed) == layout.bytes, f"the wire says {layout.bytes} bytes, a row takes {len(packed)}"
+        assert np.array_equal(layout.encoding.unpack(packed, layout.size), row), "a row is not read as it was written"
+    again = codec.encode(rows, {}, about).x
     assert np.array_equal(out, again), "encode is not pure: the same rows gave two results"
-    once, memory = codec.encode(rows, memory, about)  # with what it remembers from the first time
+    once, memory, _ = codec.encode(rows, memory, about)  # with what it remembers from the first time
     for k in range(len(rows)):
-        one = About(about.weight[k : k + 1], about.seed, about.t, about.me[k : k + 1])
-        single, kept = codec.encode(rows[k : k + 1], {}, one)
+        assert about.loss is not None
+        one = EncodeContext(
+            about.weight[k : k + 1], about.world, about.t, about.me[k : k + 1], loss=about.loss[k : k + 1]
+        )
+        single, kept, _ = codec.encode(rows[k : k + 1], {}, one)
         assert np.allclose(single[0], out[k], rtol=TOLERANCE, atol=0), "a group is not encoded as its singles are"
-        single, _ = codec.encode(rows[k : k + 1], kept, one)
+        single = codec.encode(rows[k : k + 1], kept, one).x
         assert np.allclose(single[0], once[k], rtol=TOLERANCE, atol=0), "memory of a group is not that of its singles"
     for name, leaf in memory.items():
         assert len(leaf) == len(rows), f"memory '{name}' has no axis of parties"
+    assert bool(memory) <= codec.remembers, "encode gives memory: say Codec(…, remembers=True)"
 
 
-def _decoded(codec: Codec, rows: Array, about: About) -> Array:
-    out, _ = codec.encode(rows, {}, about)
+def _decoded(codec: Codec, rows: Array, about: EncodeContext) -> Array:
+    out = codec.encode(rows, {}, about).x
     whole = np.issubdtype(out.dtype, np.integer)
     total = out.sum(0, dtype=out.dtype) if whole else out.sum(0, dtype=np.float64).astype(out.dtype)
-    return codec.decode(total, codec.start, Heard(len(rows), 0, 3))[0]
+    return codec.decode(total, codec.start, DecodeContext(len(rows), about.world, about.t)).x
 
 
-def _check_sum(codec: Codec, before: Wire, rows: Array, about: About) -> None:
+def _check_sum(codec: Codec, before: Wire, rows: Array, about: EncodeContext) -> None:
     got = _decoded(codec, rows, about)
-    assert got.shape == (before.size,), f"a sum of vectors of {before.size} numbers is decoded to {got.shape}"
+    assert got.shape == (before.row.size,), f"a sum of vectors of {before.row.size} numbers is decoded to {got.shape}"
     assert np.array_equal(got, _decoded(codec, rows, about)), "decode is not pure: the same sum gave two results"
 
 
-def _check_decoding(codec: Codec, before: Wire, after: Wire, rows: Array, about: About) -> None:
+def _check_decoding(codec: Codec, before: Wire, after: Wire, rows: Array, about: EncodeContext) -> None:
     got = _decoded(codec, rows, about)
     weight = about.weight if after.weighted else np.ones(len(rows))
     expect = (rows * weight[:, None]).sum(0)
     if after.mean and not before.mean:
         expect = expect / weight.sum()
-    slack = 100 * np.finfo(before.dtype).eps * np.abs(rows).max() * len(rows)
+    slack = 100 * np.finfo(before.row.dtype).eps * np.abs(rows).max() * len(rows)
     assert np.allclose(got, expect, rtol=1e-4, atol=slack), "decode does not undo encode"
 
 
@@ -113,7 +151,7 @@ def _check_bound(codec: Codec, before: Wire, after: Wire, seed: int) -> None:
         rows, about = _rows(before, 1.0, seed)
         rows = rows * rows.dtype.type(scale)
         rows[0], rows[1] = np.nan, np.inf
-        out, _ = codec.encode(rows, {}, about)
+        out = codec.encode(rows, {}, about).x
         around_zero = out.view(out.dtype.name[1:]) if np.issubdtype(out.dtype, np.unsignedinteger) else out
         length = np.linalg.norm(np.asarray(around_zero, np.float64), axis=1)
         assert after.l2 is not None
@@ -121,30 +159,55 @@ def _check_bound(codec: Codec, before: Wire, after: Wire, seed: int) -> None:
 
 
 def check_select(select: Select, parties: int = 24, *, seed: int = 0) -> None:
-    """A select asks only who is online, each once and in order, and depends on round, history and seed only."""
+    """A select asks only who is online, each once and in order, and depends on round, history and seed only.
+
+    Args:
+        select: the select.
+        parties: number of parties to select from. Default 24.
+        seed: of the draws. Default 0.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_select
+        >>> check_select(atoll.Count(5))
+    """
     check_part(select)
     assert 1 <= select.expected(parties) <= parties, f"of {parties} parties it expects {select.expected(parties)}"
-    assert select.rate is None or 0 <= select.rate <= 1, f"a rate is a probability, this one is {select.rate}"
+    rate = select.sampling(parties).rate
+    assert rate is None or 0 <= rate <= 1, f"a rate is a probability, this one is {rate}"
     sizes = rng(seed, "check_select").integers(1, 50, parties)
-    history = History(served=rng(seed, "check_select", "served").integers(0, 5, parties))
+    memory, world = select.start(Population(sizes)), World(seed)
     everybody = np.arange(parties)
     asked = set[int]()
     for t in range(40):
         for online in (everybody, everybody[everybody % 8 > 0], everybody[:0]):
-            roster = Roster(sizes, None if online is everybody else online)
-            cohort, enough = select.pick(t, roster, history, seed)
+            population = Population(sizes, None if online is everybody else online)
+            cohort, goal = select.pick(t, population, History(t), memory, world)
             assert np.isin(cohort, online).all(), "somebody is asked who is not online"
             assert (np.diff(cohort) > 0).all(), "a cohort is not in order, or holds somebody twice"
-            assert enough is None or enough <= len(cohort), "more answers are enough than parties are asked"
-            again = select.pick(t, roster, history, seed)
+            assert goal is None or goal <= len(cohort), "more answers are enough than parties are asked"
+            again = select.pick(t, population, History(t), memory, world)
             assert np.array_equal(again.cohort, cohort), "pick is not pure: one round has two cohorts"
-            assert again.enough == enough, "pick is not pure: one round has two numbers of answers"
+            assert again.goal == goal, "pick is not pure: one round has two numbers of answers"
             asked |= set(cohort.tolist())
+        memory = select.learn(memory, select.pick(t, Population(sizes), History(t), memory, world), Replies(everybody))
     assert asked, "in forty rounds nobody is asked"
 
 
 def check_rule(rule: Rule, n: int = 9, d: int = 40, *, seed: int = 0) -> None:
-    """A rule does not care for the order of rows, returns the row that all are equal to, and is pure."""
+    """A rule does not depend on the order of rows, returns the row that all are equal to, and is pure.
+
+    Args:
+        rule: the rule.
+        n: number of rows. Default 9.
+        d: numbers of a row. Default 40.
+        seed: of the rows that are drawn. Default 0.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_rule
+        >>> check_rule(atoll.Median())
+    """
     check_part(rule)
     rows = rng(seed, "check_rule").normal(size=(n, d)).astype(np.float32)
     given = rows.copy()
@@ -159,19 +222,49 @@ def check_rule(rule: Rule, n: int = 9, d: int = 40, *, seed: int = 0) -> None:
 
 
 @dataclass(frozen=True)
-class Echo:
-    """A handler that answers with the row of the body that has the party's number; remembers how often it was asked."""
+class Echo(Handler):
+    """A handler that answers with the row of the body that has the party's number; it remembers how often it was asked.
 
-    room: str = "train"
-    width: int = 3
+    Args:
+        split: the samples that it is given. Default "train".
+        group_size: parties in one call, 1 or more. Default 3.
+
+    Example:
+        >>> from atoll.testing import Echo
+        >>> Echo().group_size
+        3
+    """
+
+    split: str = "train"
+    group_size: int = 3
 
     def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
-        asked = group.memory.get("asked", np.zeros(len(group))) + 1
+        asked = group.memory.get("asked", 0.0) + 1
         return {"vector": body["rows"][group.me], "asked": asked, "me": group.me}, {"asked": asked}
 
 
 class Loopback:
-    """The smallest runtime: asks one handler in this process. For checks and for teaching."""
+    """The smallest runtime: it asks one handler in this process. For checks and for teaching.
+
+    Args:
+        handlers: for each question, the handler that answers it.
+        samples: the samples of the parties.
+        absent: parties that never answer. Default: none.
+
+    Example:
+        >>> import atoll
+        >>> import numpy as np
+        >>> from atoll.core.effects import ask, drive
+        >>> from atoll.core.party import PerParty
+        >>> from atoll.testing import Loopback
+        >>> data = atoll.data.load("wine").split(5, seed=0)
+        >>> async def rows(parties):
+        ...     replies = await ask(np.arange(parties), "count", {"t": 0}, fold=("n",))
+        ...     return int(replies.sums["n"])
+        >>> handlers = {"count": PerParty(lambda body, x, y, group: {"n": len(x)})}
+        >>> drive(rows(len(data)), Loopback(handlers, data.train)) == len(data.train.x)
+        True
+    """
 
     def __init__(self, handlers: Mapping[str, Handler], samples: Samples, *, absent: tuple[int, ...] = ()) -> None:
         self.handlers, self.samples, self.absent = handlers, samples, absent
@@ -181,13 +274,15 @@ class Loopback:
 
     def ask(self, ask: Ask) -> Replies:
         who = np.array([p for p in np.asarray(ask.to).tolist() if p not in self.absent], dtype=int)
-        who = np.sort(who[: ask.enough] if ask.enough is not None else who)
+        who = np.sort(who[: ask.goal] if ask.goal is not None else who)
         answers = []
         for p in who.tolist():
-            memory = {name: leaf[None] for name, leaf in self.memory.get(p, {}).items()}
-            group = Group(np.array([p]), self.samples, np.array([p]), 0, int(ask.body["t"]), memory)
+            leaves = {name: leaf[None] for name, leaf in self.memory.get(p, {}).items()}
+            memory = Remembered(np.array([p in self.memory]), leaves)
+            group = Group(np.array([p]), self.samples, np.array([p]), World(), int(ask.body["t"]), memory=memory)
             reply, after = self.handlers[ask.what](ask.body, group)
-            self.memory[p] = {name: leaf[0] for name, leaf in after.items()}
+            if after:
+                self.memory[p] = {name: leaf[0] for name, leaf in after.items()}
             answers.append(reply)
         if not answers:
             return Replies(who)
@@ -195,11 +290,17 @@ class Loopback:
         sums = {name: np.add.reduce(each[name], 0, dtype=each.pop(name).dtype) for name in ask.fold}
         return Replies(who, each, sums)
 
-    def keep(self, memory: Tree) -> None:
+    def together(self, asks: tuple[Ask, ...]) -> tuple[Replies, ...]:
+        return tuple(self.ask(ask) for ask in asks)
+
+    def checkpoint(self, memory: Tree) -> None:
         self.kept.append(memory)
 
     def note(self, note: Note) -> None:
         self.notes.append(note)
+
+    def settle(self, used: Array) -> None:
+        self.used = used
 
 
 def _silos(n: int) -> Silos:
@@ -215,24 +316,38 @@ def check_combine(
 ) -> None:
     """A combine of n equal rows stands for n times the row, takes only those who answer, and says who sees what.
 
-    Parties 0, 1, 2, 4 and 7 are asked; `absent` lists who of them does not answer, one trial each. In a ring the sum is
-    exact. Where too few answered for a combine to open a sum it says that nobody did.
+    Parties 0, 1, 2, 4 and 7 are asked. In a ring the sum is exact. Where too few answered for a combine to open a sum,
+    it says that nobody did.
+
+    Args:
+        combine: the combine.
+        wire: the wire before it. Default: that of a small model.
+        seed: of the rows that are drawn. Default 0.
+        absent: for each trial, the parties that do not answer. Default: none; 2; 0 and 4.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_combine
+        >>> check_combine(atoll.Each(atoll.Median()))
     """
     check_part(combine)
-    wire = wire or Wire(size=6, cohort=5, mean=True)
-    gather = combine(wire)
+    wire = wire or Wire.of(size=6, cohort=5, divisor="answers")
+    combine.check(wire)
+    gather = combine.gather(wire, Setting("train", World(seed)))
     generator = rng(seed, "check_combine")
     if wire.ring is None:
-        row = generator.normal(size=wire.size).astype(wire.dtype)
+        row = generator.normal(size=wire.row.size).astype(wire.row.dtype)
     else:
-        row = generator.integers(-int(wire.peak), int(wire.peak), wire.size, endpoint=True).astype(wire.dtype)
+        row = generator.integers(
+            -int(wire.ring.value_bound), int(wire.ring.value_bound), wire.row.size, endpoint=True
+        ).astype(wire.row.dtype)
     rows = np.repeat(row[None], 8, 0)
     for gone in absent:
-        runtime = Loopback({"contribute": Echo()}, _silos(8), absent=gone)
+        runtime = Loopback({"train/contribute": Echo()}, _silos(8), absent=gone)
         cohort = np.array([0, 1, 2, 4, 7])
         vector, replies = drive(gather(cohort, {"rows": rows, "t": 0}, None), runtime)
         there = [p for p in cohort.tolist() if p not in gone]
-        if "unopened" in replies.facts:
+        if "aborted" in replies.facts:
             assert not vector.any() and not len(replies), "nothing was opened, and yet there is something"  # noqa: PT018
             continue
         assert replies.parties.tolist() == there, "the combine does not say who answered"
@@ -241,39 +356,80 @@ def check_combine(
         else:
             exact = np.add.reduce(rows[there], axis=0, dtype=rows.dtype)
             assert np.array_equal(vector, exact), "the sum in the ring is not exact"
-    assert {"server", "other parties", "network"} <= set(combine.seen(wire)), "seen() leaves somebody out"
+    assert {"server", "other parties", "network"} <= set(combine.seen(wire, World(seed))), "seen() leaves somebody out"
 
 
 def check_method(method: Method, data: Federated, *, seed: int = 0, tolerance: float = TOLERANCE) -> None:
-    """A method answers for a group as for singles, is pure, keeps to its schema, and its state survives a round."""
-    from atoll.job import bind
+    """A method answers for a group as for singles, is pure, keeps to its schema, and its state survives a round.
+
+    Args:
+        method: the method.
+        data: a small federation.
+        seed: of the first state. Default 0.
+        tolerance: largest relative difference between a group and its parties one by one. Default 1e-5.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_method
+        >>> check_method(atoll.FedSGD(atoll.models.softmax()), atoll.data.load("wine").split(5, seed=0))
+    """
+    from atoll.job.assemble import summary_of
 
     check_part(method)
-    method = bind(method, data)
-    state = method.init(seed)
-    _equal(state, method.init(seed), "init is not a function of the seed")
-    assert "params" in state, "a state has 'params', from which runs and stops read"
-    share = method.share(state)
+    method, world = method.bind(summary_of(data)), World(seed)
+    everybody = Population(data.train.sizes)
+    state = method.init(world, everybody)
+    _equal(state, method.init(world, everybody), "init is not a function of the seed")
     me = np.arange(min(len(data), 5))
-    group = Group(me, data.train, me, seed, 0)
-    vector, weight = method.task(share, group)
-    rows = flatten(vector, method.schema)
-    size = method.schema.size
-    assert rows.shape == (len(me), size), f"the schema says {size} numbers, task gave {rows.shape}"
-    assert np.asarray(weight).shape == (len(me),), "task gives a weight for each party"
-    _equal(method.task(share, group).vector, vector, "task is not pure")
+    memory, asked = Remembered(np.zeros(len(me), bool)), list[str]()
+    while not asked or (not method.complete(state) and len(asked) < 2 * len(method.phases)):
+        group = Group(me, data.train, me, world, len(asked), memory=memory)
+        asked.append(method.phase(state))
+        state, memory = _check_ask(method, state, group, tolerance)
+    said = " then ".join(asked)
+    assert method.cycle in ((), tuple(asked)), f"a round asked {said}, and cycle says {' then '.join(method.cycle)}"
+    broadcast = method.broadcast(state)
+    if data.test is not None and method.evaluation is not None:
+        sums = method.evaluate(broadcast, Group(np.arange(1), data.test, np.arange(1), world, 0, "test"))
+        assert set(sums) == set(method.evaluation.sums), "evaluate gives the sums that are declared"
+        assert np.asarray(sums["n"])[0] > 0
+        values = method.evaluation.values({name: np.asarray(leaf)[0] for name, leaf in sums.items()})
+        assert set(values) == set(method.evaluation.better), "each metric says whether high or low is good"
+
+
+def _check_ask(method: Method, state: State, group: Group, tolerance: float) -> tuple[State, Remembered]:
+    """Check one ask of a method in the phase that its state says; return the state and the memory after it."""
+    broadcast, name, me = method.broadcast(state), method.phase(state), group.me
+    phase, constant = method.phases[name], method.constant(state)
+    group = replace(group, phase=name)
+    if constant:
+        group = replace(group, cache=tuple(method.prepare(constant, group)))
+    given = method.client_update(broadcast, group)
+    rows = flatten(given.vector, phase.schema)
+    size = phase.schema.size
+    assert rows.shape == (len(me), size), f"the schema says {size} numbers, client_update gave {rows.shape}"
+    assert np.asarray(given.weight).shape == (len(me),), "client_update gives a weight for each party"
+    assert bool(given.memory) <= method.remembers, "client_update gives memory: say `remembers = True`"
+    for leaf in given.memory.values():
+        assert len(leaf) == len(me), "memory has a row for each party"
+    told = {leaf for leaf, _ in method.reports.leaves}
+    assert set(given.reports) == told, f"it reports {set(given.reports)}, and declares {told}"
+    _equal(method.client_update(broadcast, group).vector, given.vector, "client_update is not pure")
     for k in range(len(me)):
-        single = flatten(method.task(share, group.only(k)).vector, method.schema)[0]
-        assert np.allclose(single, rows[k], rtol=tolerance, atol=tolerance), f"party {k} alone answers differently"
-    total = rows.mean(0) if method.mean else rows.sum(0)
-    after = method.merge(state, unflatten(total, method.schema))
-    assert set(after) == set(state), "merge gives another kind of state than init"
-    assert np.asarray(after["params"]).shape == np.asarray(state["params"]).shape
-    _equal(method.share(state), share, "merge changed the state it was given")
-    if data.test is not None:
-        scores = method.evaluate(share, Group(np.arange(1), data.test, np.arange(1), seed, 0))
-        assert {"n", "loss"} <= set(scores), "evaluate gives at least n and loss"
-        assert np.asarray(scores["n"])[0] > 0
+        single = method.client_update(broadcast, group.only(k))
+        row = flatten(single.vector, phase.schema)[0]
+        assert np.allclose(row, rows[k], rtol=tolerance, atol=tolerance), f"party {k} alone answers differently"
+        for kept, value in single.memory.items():
+            same = np.allclose(value[0], given.memory[kept][k], rtol=tolerance, atol=tolerance)
+            assert same, f"party {k} alone remembers another '{kept}'"
+    total = rows.mean(0) if phase.mean else rows.sum(0)
+    info = RoundInfo(group.t, len(me), len(me), len(me), me)
+    after = method.server_update(state, unflatten(total, phase.schema), info)
+    assert set(after) == set(state), "server_update gives another kind of state than init"
+    _equal(method.broadcast(state), broadcast, "server_update changed the state it was given")
+    assert method.phase(after) in method.phases, f"there is no phase {method.phase(after)!r}"
+    kept_leaves = {**group.memory.leaves, **given.memory}
+    return after, Remembered(np.ones(len(me), bool), kept_leaves) if kept_leaves else group.memory
 
 
 def _equal(a: Tree, b: Tree, sentence: str) -> None:
@@ -287,10 +443,17 @@ def _equal(a: Tree, b: Tree, sentence: str) -> None:
 def check_runtime(
     make: Callable[[Mapping[str, Handler], Samples], Runtime], *, parties: int = 11, exact: bool = True
 ) -> None:
-    """A runtime asks everybody once, gives answers in order, folds to the same bits, and remembers for parties.
+    """A runtime asks everybody once, gives answers in order, folds bit for bit alike, and remembers for parties.
 
-    `make(handlers, samples)` gives a runtime in which everybody answers. Where parties answer by themselves more may
-    have come when `enough` are there: that is not `exact`.
+    Args:
+        make: make(handlers, samples) returns a runtime in which everybody answers.
+        parties: number of parties. Default 11.
+        exact: whether a question that needs some answers gets exactly so many. Where parties answer by themselves more
+            may have come. Default true.
+
+    Example:
+        >>> from atoll.testing import Loopback, check_runtime
+        >>> check_runtime(Loopback)
     """
     runtime = make({"contribute": Echo()}, _silos(parties))
     rows = rng(0, "check_runtime").normal(size=(parties, 5)).astype(np.float32)
@@ -309,14 +472,26 @@ def check_runtime(
     assert (folded.each["asked"] == 2).all(), "a party's memory is lost between two questions"
     assert (again.each["asked"] == 3).all(), "a party's memory is lost between two questions"
     others = np.setdiff1d(np.arange(parties), who)
-    assert (runtime.ask(Ask(others, "contribute", body)).each["asked"] == 1).all(), "parties share a memory"
-    few = runtime.ask(Ask(who, "contribute", body, enough=3))
+    assert (runtime.ask(Ask(others, "contribute", body)).each["asked"] == 1).all(), "parties broadcast a memory"
+    few = runtime.ask(Ask(who, "contribute", body, goal=3))
     assert len(few) == 3 or (not exact and len(few) > 3), "`enough` answers end the wait"
     assert set(few) <= set(who.tolist())
 
 
 def check_refusal(assembly: Callable[[], object], *words: str) -> None:
-    """Something that makes no sense is refused in one sentence that holds these words."""
+    """Something that makes no sense is refused in one sentence that contains these words.
+
+    Args:
+        assembly: a function without arguments that must raise.
+        *words: what the sentence must contain.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_refusal
+        >>> channel = atoll.Channel([atoll.Weigh(), atoll.Clip(1.0)])
+        >>> job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), channel=channel)
+        >>> check_refusal(lambda: atoll.assemble(job, atoll.data.load("wine").split(5, seed=0)), "put Clip() first")
+    """
     try:
         assembly()
     except Mismatch as refusal:
@@ -328,7 +503,64 @@ def check_refusal(assembly: Callable[[], object], *words: str) -> None:
     raise AssertionError("this was not refused")
 
 
+def check_program(
+    program: Program, data: Mapping[str, RoleData | Federated], *, rounds: int = 1, seed: int = 0
+) -> RoleRun:
+    """A program with roles asks what it declares, seals what it says it seals, and gives the same result everywhere.
+
+    It is run by the simulator, by a runtime that writes and reads every message as the network does, with a session
+    that is lost, and interrupted and resumed at every checkpoint. All must leave every role with the same bits. Answers
+    are computed twice: what is not sealed and what is remembered (except secrets) must not differ. A role of many
+    parties answers for a group of its parties as for each of them alone.
+
+    Args:
+        program: the program.
+        data: for each role, what it holds (a role of many parties: a federation). A role that holds nothing can be left
+            out.
+        rounds: number of rounds, 1 or more. Default 1.
+        seed: of all public randomness. Default 0.
+
+    Returns:
+        The run of the simulator.
+
+    Example:
+        >>> import atoll
+        >>> import numpy as np
+        >>> from atoll.data.roles import columns
+        >>> from atoll.testing import check_program
+        >>> x, ids = np.random.default_rng(0).normal(size=(6, 2)), np.arange(6)
+        >>> data = {"A": columns(x[:, :1], ids=ids), "B": columns(x[:, 1:], ids=ids)}
+        >>> check_program(atoll.JointMoments(), data).reason
+        'its only round is done'
+    """
+    from atoll.job.roles import RoleJob
+    from atoll.report.roles import explain_roles
+    from atoll.runtimes.roles.check import check_resumed, check_sealed, observed, same_models
+    from atoll.runtimes.roles.simulate import data_of, simulate_roles
+
+    check_part(program)
+    job = RoleJob(program, {role: f"player-{role.lower()}" for role in program.roles}, rounds, seed)
+    assert all(role.about for role in program.roles.values()), "every role says what it is about"
+    assert program.seen(), "seen() says nothing: say who learns what, and what is assumed"
+    held = data_of(job, data)
+    assert explain_roles(job, {role: one.summary(b"") for role, one in held.items()})
+    run = simulate_roles(job, data)
+    noted = [fact["round"] for fact in run.facts if fact["what"] == "round"]
+    assert noted == list(range(1, len(noted) + 1)), f"it notes rounds {noted}: note each when it is done"
+    assert noted, "it notes no round"
+    first, second = observed(job, held), observed(job, held)
+    for other in (first, second):
+        same_models(other.models, run.models, "a runtime that writes every message gives another result")
+        _equal(other.found, run.found, "a runtime that writes every message finds something else")
+    check_sealed(first.answers, second.answers)
+    for lost in sorted({0, len(first.answers) // 2, len(first.answers) - 1}):
+        again = observed(job, held, lost=lost)
+        same_models(again.models, run.models, f"the result differs where answer {lost} and its session were lost")
+    check_resumed(job, data, run, len(noted))
+    return run
+
+
 __all__ = [
-    "Echo", "Loopback", "check_combine", "check_method", "check_part", "check_refusal", "check_rule",
+    "Echo", "Loopback", "check_combine", "check_method", "check_part", "check_program", "check_refusal", "check_rule",
     "check_runtime", "check_select", "check_stage",
 ]  # fmt: skip

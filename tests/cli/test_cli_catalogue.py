@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.catalogue import PARTS, BadJob, build, table
 from atoll.combine import Each, Mean, Median, Sum, TrimmedMean
-from atoll.job import Channel, Job
-from atoll.jobfile import dumps, from_table, parse, to_table
+from atoll.job.catalogue import PARTS, BadJob, build, table
+from atoll.job.file import dumps, from_table, parse, to_table
+from atoll.job.job import Channel, Job
 from atoll.methods import Cosine, Exponential, FedAvg, FedProx, FedSGD, Steps, fedadagrad, fedadam, fedavgm, fedyogi
-from atoll.methods.server import Server
+from atoll.methods.server import ServerOptimiser as Server
+from atoll.metrics import AUC, Recall
 from atoll.models import char_lstm, cnn, lenet, linear, logistic, mlp, optimiser, softmax
-from atoll.select import All, Always, BySize, Count, Diurnal, Flaky, Over, Poisson, Trace, Uniform
+from atoll.select import All, Always, BySize, Count, Diurnal, Flaky, Oversample, Poisson, Trace, Uniform
 from atoll.stages import Average, Clip, Weigh
-from atoll.stop import Patience, Still, Target, WallTime
+from atoll.stop.stops import Converged, Patience, Target, WallTime
 
 NEEDS: dict[str, dict[str, Any]] = {
-    "budget": {"epsilon": 1.0}, "clip": {"norm": 1.0}, "each": {"rule": "median"}, "over": {"select": "uniform"},
+    "budget": {"epsilon": 1.0}, "clip": {"norm": 1.0}, "each": {"rule": "median"}, "oversample": {"select": "uniform"},
     "trace": {"file": "who.csv"},
 }  # fmt: skip
 
@@ -46,12 +47,13 @@ OTHERS: dict[str, list[Any]] = {
         char_lstm(4, 2, False), linear(dtype="float64"), logistic(backend="torch", dtype="float64"),
     ],
     "select": [
-        Uniform(0.0), Uniform(1.0), Count(3), Poisson(0.5), BySize(1), Over(Uniform(0.2), 1.5), Over(Over(All(), 1.0)),
+        Uniform(0.0), Uniform(1.0), Count(3), Poisson(0.5), BySize(1), Oversample(Uniform(0.2), 1.5),
+        Oversample(Oversample(All(), 1.0)),
     ],
     "stage": [Clip(1e-300), Clip(3), Clip(float("inf"))],
     "combine": [Each(TrimmedMean(2)), Each(Median()), Each(Mean()), Sum()],
     "rule": [TrimmedMean(0)],
-    "stop": [Target("own.r2", -1.5), Patience("own.loss", 3, 1e-12), Still(0.0), WallTime(0.5)],
+    "stop": [Target("local.r2", -1.5), Patience("local.loss", 3, 1e-12), Converged(0.0), WallTime(0.5)],
     "availability": [Always(0.5), Flaky(1.0, 0.1), Diurnal(0.2, 0.3, 5, 0.4), Trace('a "b"\\c\tü.csv', 0.25)],
     "schedule": [Exponential(2.0, 1.0), Steps(1.0, 1, 1.0), Cosine(1.0, 1, 1.0)],
 }  # fmt: skip
@@ -81,8 +83,8 @@ def test_parts_with_other_fields_survive_too(kind: str, part: Any) -> None:
 def test_a_job_with_all_of_it_survives() -> None:
     job = Job(
         FedAvg(mlp((3,)), batch=None, lr=Cosine(), server=Server(optimiser("adam", eps=1e-3), 0.1)),
-        Over(Uniform(0.2), 1.5), Channel([Clip(1.0), Average()], Each(TrimmedMean(2))), 7,
-        [Target(), Patience()], 3, Diurnal(), 'a "name"',
+        Oversample(Uniform(0.2), 1.5), Channel([Clip(1.0), Average()], Each(TrimmedMean(2))), 7,
+        [Target(), Patience()], 3, Diurnal(), 'a "name"', [Recall(), AUC(32)],
     )  # fmt: skip
     data = {"use": "digits", "clients": 5, "pooled": {"clients": 9, "samples": 3}}
     said = from_table(tomllib.loads(dumps(to_table(job, data, 11))))
@@ -145,7 +147,7 @@ def test_any_key_survives_toml(key: str) -> None:
         ("method", {"use": "fedavg", "model": {"use": "mlp", "backend": "jaxx"}}, "method.model.backend"),
         ("combine", {"use": "each", "rule": {"use": "trimmed_mean", "f": -1}}, "combine.rule: .*f=-1"),
         ("combine", {"use": "each", "rule": 3}, "combine.rule"),
-        ("select", {"use": "over", "select": {"use": "uniform", "fraction": 2.0}}, "select.select: fraction=2.0"),
+        ("select", {"use": "oversample", "select": {"use": "uniform", "fraction": 2.0}}, "select.select: fraction=2.0"),
         ("stage", {"use": "weigh", "x": 1}, "stage.x: weigh has no such field"),
     ],
 )
@@ -162,7 +164,7 @@ BASE = 'data = "digits"\nmethod = { use = "fedavg", model = "softmax" }\n'
     [
         (BASE + "rounds = =\n", (), "line 3"),
         (BASE + "round = 3\n", (), "did you mean 'rounds'"),
-        (BASE + "rounds = 0\n", (), "rounds=0"),
+        (BASE + "rounds = 0\n", (), "rounds must be at least 1, got 0"),
         (BASE + "rounds = 1.5\n", (), "rounds = 1.5"),
         (BASE + "seed = true\n", (), "seed"),
         ('data = "digits"\n', (), "'method' is missing"),
@@ -193,7 +195,7 @@ def test_a_job_file_that_cannot_be_is_refused(text: str, overrides: tuple[str, .
         ('stages=[{use="clip", norm=1.0}, "weigh"]', lambda job: job.channel.stages == (Clip(1.0), Weigh())),
         ("combine.use=sum", lambda job: job.channel.combine == Sum()),
         ("select.use=all", lambda job: job.select == All()),
-        ("stop.use=still", lambda job: job.stop == (Still(),)),
+        ("stop.use=converged", lambda job: job.stop == (Converged(),)),
         ("name=x=y", lambda job: job.name == "x=y"),
     ],
 )

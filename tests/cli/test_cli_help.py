@@ -15,17 +15,18 @@ from pathlib import Path
 import pytest
 
 import atoll as package
-from atoll.catalogue import PARTS
+import spawn
 from atoll.cli import main
 from atoll.data import SCHEMES, names
-from atoll.jobfile import examples
+from atoll.job.catalogue import PARTS
+from atoll.job.file import examples
 
 ATOLL = (sys.executable, "-c", "from atoll.cli import main; main()")
 HEAVY = ("jax", "torch", "optax", "sklearn", "matplotlib")
 
 
 def atoll(cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ATOLL, *args], cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+    return spawn.run([*ATOLL, *args], cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
 
 
 def within(cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -64,9 +65,7 @@ def refused(cwd: Path, *args: str, run: Callable[..., subprocess.CompletedProces
 def modules(code: str, wanted: tuple[str, ...]) -> list[str]:
     """Say which of these are imported after some code has run in a new interpreter."""
     tail = f"import json, sys\nprint(json.dumps([m for m in {wanted!r} if m in sys.modules]))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{tail}"], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = spawn.run([sys.executable, "-c", f"{code}\n{tail}"], capture_output=True, text=True, timeout=60, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -91,7 +90,7 @@ def test_list_of_data_and_splits_shows_their_options(tmp_path: Path) -> None:
     assert re.search(r"^  synthetic .*\n +clients, alpha = 1.0, beta = 1.0, samples = None", shown, re.M)
     assert re.search(r"^  csv .*\n +path, target, client = None, holdout = 0.2", shown, re.M)
     shown = fine(tmp_path, "list", "split")
-    assert re.search(r"^  dirichlet .*\n +alpha = 0.5, least = 1\n", shown, re.M)
+    assert re.search(r"^  dirichlet .*\n +alpha = 0.5, min_samples = 1\n", shown, re.M)
     assert re.search(r"^  iid .*\n  shards .*\n +per_client = 2\n", shown, re.M), "iid has no option"
 
 

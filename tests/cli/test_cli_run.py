@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from test_cli_help import ATOLL, atoll, fine, refused, within
 
+import spawn
 from atoll.data import build, names
 
 QUICK = ("--set", "method.model=softmax", "--set", "method.epochs=1")
@@ -46,7 +47,7 @@ def test_piped_output_is_plain_lines(ran: tuple[Path, subprocess.CompletedProces
     _, done = ran
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
-    assert re.search(r"^round 3/3  test.accuracy 0\.\d{4}  own.accuracy 0\.\d{4}$", done.stderr, re.M)
+    assert re.search(r"^round 3/3  test.accuracy 0\.\d{4}  local.accuracy 0\.\d{4}$", done.stderr, re.M)
     lines = [line for line in done.stderr.splitlines() if line.startswith("round 3/3")]
     assert len(lines) == 1, "the last round is said once, with what was seen in it"
 
@@ -56,7 +57,7 @@ def test_overrides_reach_the_job_file_of_the_run(ran: tuple[Path, subprocess.Com
     said = tomllib.loads((cwd / named(done, "run") / "job.toml").read_text())
     assert said["method"]["lr"] == 0.05
     assert said["method"]["model"]["use"] == "softmax"
-    assert said["stages"] == [{"use": "average", "by": "answers"}]
+    assert said["stages"] == [{"use": "train_loss", "bound": 10.0}, {"use": "average", "by": "answers"}]
     assert said["select"] == {"use": "count", "number": 4}
     assert said["rounds"] == 3
 
@@ -103,7 +104,7 @@ def test_tensorboard_and_mlflow_are_handed_every_round(tmp_path: Path, monkeypat
     fine(tmp_path, "run", "digits", "--rounds", "2", *QUICK, "--tensorboard", "events", "--mlflow", "trial")
     (facts,) = tmp_path.glob("runs/*/facts.jsonl")
     noted = [json.loads(line) for line in facts.read_text().splitlines()]
-    wanted = [(f["round"], f["accuracy"]) for f in noted if f["what"] == "look" and f["room"] == "test"]
+    wanted = [(f["round"], f["accuracy"]) for f in noted if f["what"] == "evaluation" and f["split"] == "test"]
     assert [t for t, _ in wanted] == [0, 1, 2]
     seen = EventAccumulator(str(tmp_path / "events"))
     seen.Reload()
@@ -133,7 +134,7 @@ def test_a_terminal_sees_a_live_line_with_round_and_time_left(tmp_path: Path) ->
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"}
     args = [*ATOLL, "run", "digits", "--rounds", "60", *QUICK]
-    process = subprocess.Popen(args, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    process = spawn.start(args, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
     seen = b""
     try:
@@ -163,11 +164,11 @@ def test_a_terminal_sees_a_live_line_with_round_and_time_left(tmp_path: Path) ->
 
 
 def test_explain_counts_right(tmp_path: Path) -> None:
-    """64·64 + 64 + 64·10 + 10 = 4,810 parameters and a weight: 4,811 numbers of 4 bytes up, 4,810 and a rate down."""
+    """64·64 + 64 + 64·10 + 10 = 4,810 parameters: with a loss and a weight 4,812 numbers up; with a rate down."""
     said = fine(tmp_path, "explain", "digits", run=atoll)
     assert "4,810 parameters" in said
-    assert "4,811 numbers in 19.2 kB" in said
-    up, cohort, rounds = 4811 * 4, 10, 60
+    assert "4,812 numbers in 19.2 kB" in said
+    up, cohort, rounds = 4812 * 4, 10, 60
     downs = (4810 * 4, 4810 * 4 + 4, 4810 * 4 + 8)
     assert "a party sends 19.2 kB and receives 19.2 kB" in said
     assert f"{up / 1000:.3g}" == "19.2"
@@ -187,8 +188,8 @@ def test_explain_follows_the_channel(tmp_path: Path) -> None:
     each = "combine={use='each', rule={use='trimmed_mean', f=2}}"
     stages = "stages=[{use='clip', norm=2.0}, 'average']"
     said = fine(tmp_path, "explain", "digits", "--set", each, "--set", stages)
-    assert "4,810 numbers in 19.2 kB, no longer than 2, every party one voice" in said
-    assert f"all 10 vectors of a round at once: {4810 * 4 * 10 / 1e3:.3g} kB" in said
+    assert "4,811 numbers in 19.2 kB, no longer than 2.00998, unweighted" in said
+    assert f"all 10 vectors of a round at once: {4811 * 4 * 10 / 1e3:.3g} kB" in said
 
 
 def test_explain_refuses_what_run_would_refuse(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def test_compare_prints_what_it_writes(tmp_path: Path) -> None:
     for way in ("alone", "federated", "pooled"):
         row = re.search(rf"^{way} +(.*)$", shown, re.M)
         assert row
-        names = ("all", "own", "own.worst10", "own.best")
+        names = ("all", "local", "local.worst10", "local.best")
         assert row[1].split() == [f"{found[way][name]:.3f}" for name in names]
     assert found["verdict"] in shown
     assert shown.rstrip().endswith(found["verdict"])
@@ -291,3 +292,9 @@ def test_text_that_is_no_utf8_is_a_sentence(tmp_path: Path) -> None:
 
 def test_a_report_of_nothing_is_a_sentence(tmp_path: Path) -> None:
     assert "no run folder" in refused(tmp_path, "report", "nowhere")
+
+
+def test_protocols_run_on_ray_too() -> None:
+    from atoll.cli.run import _trainer
+
+    assert _trainer("ray", 2, loop=False, protocols=True).keywords["protocols"] is True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import atoll
+import spawn
 from atoll.core.effects import Ask, Note, Replies, drive
-from atoll.core.method import History, Roster, federate
-from atoll.core.party import Group, Memory
+from atoll.core.method import History, Population
+from atoll.core.party import Group, Handler, Memory
 from atoll.core.tree import Tree
-from atoll.core.wire import Stage, Wire
+from atoll.core.wire import Setting, Stage, Wire
+from atoll.core.world import World
 from atoll.data.federated import Federated, Silos
-from atoll.jobfile import from_table, to_table
+from atoll.job.file import from_table, to_table
 from atoll.journal import Journal
 from atoll.models import functions
-from atoll.runtimes.simulate import Simulator
+from atoll.runtimes.local.simulator import Simulator
 from atoll.testing import check_part, check_refusal
+
+SETTING = Setting("model", World.simulated(0))
 
 
 @dataclass
@@ -45,12 +48,12 @@ class Speeds:
 
 
 @dataclass
-class Scribe:
+class Scribe(Handler):
     """A handler that answers with (party, round) and writes down whom it was put to."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
-    room: str = "train"
-    width: int = 4
+    split: str = "train"
+    group_size: int = 4
 
     def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
         self.asked += [(group.t, p) for p in group.me.tolist()]
@@ -61,11 +64,11 @@ class Scribe:
 def simulator(handler: Any, world: Speeds) -> Simulator:
     n = len(world.seconds)
     samples = Silos(np.zeros((n, 1)), np.zeros(n, np.int32), np.arange(n + 1))
-    return Simulator({"contribute": handler}, {"train": samples}, 0, world=world, journal=Journal())
+    return Simulator({"model/contribute": handler}, {"train": samples}, World(), availability=world, journal=Journal())
 
 
 def put(runtime: Simulator, to: Sequence[int], t: int, **how: Any) -> Replies:
-    return runtime.ask(Ask(np.asarray(to), "contribute", {"t": t}, **how))
+    return runtime.ask(Ask(np.asarray(to), "model/contribute", {"t": t}, **how))
 
 
 def channel(*stages: Stage, **settings: Any) -> atoll.Channel:
@@ -81,13 +84,13 @@ def rounds(run: Any, name: str) -> list[Any]:
 
 def test_the_earliest_are_handed_over_and_the_others_stay_at_work() -> None:
     runtime = simulator(Scribe(), Speeds([1.0, 3.0, 2.0, 10.0]))
-    first = put(runtime, range(4), 0, enough=2, late=5)
+    first = put(runtime, range(4), 0, goal=2, max_staleness=5)
     assert first.parties.tolist() == [0, 2]
     assert first.each["age"].tolist() == [0, 0]
     assert first.each["age"].dtype == np.int64
     assert first.facts["virtual"] == 2.0
     # Parties 1 and 3 are at work, so two are asked, in the order given: 2, then 0. Party 1 comes at 3, 0 at 2 + 1.
-    second = put(runtime, [3, 2, 1, 0], 1, enough=2, late=5)
+    second = put(runtime, [3, 2, 1, 0], 1, goal=2, max_staleness=5)
     assert second.facts["asked"] == 2
     assert second.parties.tolist() == [0, 1]  # at the same time, in the order of the parties
     assert second.each["age"].tolist() == [0, 1]
@@ -99,7 +102,7 @@ def test_what_is_too_old_is_dropped_and_its_party_asked_again() -> None:
     handler = Scribe()
     runtime = simulator(handler, Speeds([1.0, 100.0]))
     for t in range(4):
-        replies = put(runtime, [0, 1], t, enough=1, late=2)
+        replies = put(runtime, [0, 1], t, goal=1, max_staleness=2)
         assert replies.parties.tolist() == [0]
         assert replies.facts.get("stale", 0) == (t == 3)
     assert handler.asked == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (3, 1)]
@@ -107,17 +110,17 @@ def test_what_is_too_old_is_dropped_and_its_party_asked_again() -> None:
 
 def test_a_deadline_ends_the_wait_and_what_comes_later_counts_later() -> None:
     runtime = simulator(Scribe(), Speeds([1.0, 3.0, 10.0]))
-    first = put(runtime, range(3), 0, within=2.0, late=5)
+    first = put(runtime, range(3), 0, within=2.0, max_staleness=5)
     assert first.parties.tolist() == [0]
     assert first.facts["virtual"] == 2.0  # the others were waited for until then
-    second = put(runtime, [1, 2], 1, within=2.0, late=5)
+    second = put(runtime, [1, 2], 1, within=2.0, max_staleness=5)
     assert second.parties.tolist() == [1]
     assert second.each["age"].tolist() == [1]
     assert second.facts["virtual"] == 4.0
-    third = put(runtime, [2], 2, within=2.0, late=5, enough=1)
+    third = put(runtime, [2], 2, within=2.0, max_staleness=5, goal=1)
     assert not len(third)
     assert third.facts["virtual"] == 6.0
-    last = put(runtime, [2], 3, within=9.0, late=5, enough=1)
+    last = put(runtime, [2], 3, within=9.0, max_staleness=5, goal=1)
     assert last.parties.tolist() == [2]
     assert last.facts["virtual"] == 10.0  # enough is there before the deadline
 
@@ -125,21 +128,21 @@ def test_a_deadline_ends_the_wait_and_what_comes_later_counts_later() -> None:
 def test_the_lost_are_free_at_once() -> None:
     handler = Scribe()
     runtime = simulator(handler, Speeds([1.0, 2.0], gone={0: (1,)}))
-    assert put(runtime, [0, 1], 0, enough=2, late=5).facts["lost"] == 1  # nobody else is to come
-    assert put(runtime, [0, 1], 1, enough=2, late=5).parties.tolist() == [0, 1]
+    assert put(runtime, [0, 1], 0, goal=2, max_staleness=5).facts["lost"] == 1  # nobody else is to come
+    assert put(runtime, [0, 1], 1, goal=2, max_staleness=5).parties.tolist() == [0, 1]
     assert handler.asked == [(0, 0), (1, 0), (1, 1)]
 
 
 def test_a_cohort_that_is_all_lost_answers_nothing_and_takes_no_time() -> None:
     runtime = simulator(Scribe(), Speeds([1.0, 2.0], gone={0: (0, 1)}))
-    replies = put(runtime, [0, 1], 0, enough=1, late=5)
+    replies = put(runtime, [0, 1], 0, goal=1, max_staleness=5)
     assert len(replies) == 0
     assert replies.facts["virtual"] == 0.0
 
 
 @given(st.integers(0, 2**31), st.integers(1, 12), st.integers(1, 6), st.integers(0, 4))
 @settings(max_examples=40, deadline=None)
-def test_the_laws_of_late_answers(seed: int, at_work: int, enough: int, late: int) -> None:
+def test_the_laws_of_late_answers(seed: int, at_work: int, goal: int, max_staleness: int) -> None:
     """Beside the simulator a record is kept of who must be at work; it knows nothing of clocks."""
     generator = np.random.default_rng(seed)
     gone = {t: tuple(np.nonzero(generator.random(12) < 0.2)[0].tolist()) for t in range(15)}
@@ -148,29 +151,28 @@ def test_the_laws_of_late_answers(seed: int, at_work: int, enough: int, late: in
     working: dict[int, int] = {}
     clock = 0.0
     for t in range(15):
-        given_up = {p for p, asked in working.items() if t - asked > late}
+        given_up = {p for p, asked in working.items() if t - asked > max_staleness}
         working = {p: asked for p, asked in working.items() if p not in given_up}
         before = len(handler.asked)
-        replies = put(runtime, generator.permutation(12)[:at_work].tolist(), t, enough=enough, late=late)
+        replies = put(runtime, generator.permutation(12)[:at_work].tolist(), t, goal=goal, max_staleness=max_staleness)
         new = {p for _, p in handler.asked[before:]}
         assert not new & working.keys(), "a party was asked while it worked"
         working |= dict.fromkeys(new, t)
         assert len(working) <= at_work, "more are at work than the cohort has"
-        assert len(replies) == min(enough, len(working))
+        assert len(replies) == min(goal, len(working))
         assert replies.facts.get("stale", 0) == len(given_up)
         assert (np.diff(replies.parties) > 0).all()
         for p, age, row in zip(replies, replies.each.get("age", ()), replies.each.get("vector", ()), strict=True):
             assert row.tolist() == [p, working.pop(p)], "an answer belongs to another party or round"
             assert age == t - row[1]
-            assert age <= late
+            assert age <= max_staleness
         assert replies.facts["virtual"] >= clock
         clock = replies.facts["virtual"]
 
 
-def test_what_a_simulation_cannot_ask_is_refused() -> None:
+def test_late_answers_are_never_folded() -> None:
     runtime = simulator(Scribe(), Speeds([1.0, 2.0]))
-    check_refusal(lambda: put(runtime, [0, 1], 0, late=1, fold=("vector",)), "fold")
-    check_refusal(lambda: put(runtime, [0, 1], 0, each={0: {}}), "network")
+    check_refusal(lambda: put(runtime, [0, 1], 0, max_staleness=1, fold=("vector",)), "fold")
 
 
 # --- the combine ------------------------------------------------------------------------------------------------------
@@ -181,16 +183,16 @@ def test_ages_weigh_on_a_quadratic_as_by_hand() -> None:
     model = functions(lambda seed: np.zeros(1), losses=lambda x, h, c: h[:, 0] / 2 * (x - c) ** 2, dtype="float64")
     data = atoll.data.federate([([[1.0]], [4.0]), ([[1.0]], [-8.0])], kind="real")
     method = atoll.FedAvg(model, epochs=1, batch=None, lr=0.5)
-    made = atoll.assemble(atoll.Job(method, atoll.All(), channel(atoll.Average(), enough=1), rounds=7), data)
+    made = atoll.assemble(atoll.Job(method, atoll.All(), channel(atoll.Average(), buffer_size=1), rounds=7), data)
     journal = Journal()
     kept: list[float] = []
 
     class Watched(Simulator):
-        def keep(self, memory: Tree) -> None:
+        def checkpoint(self, memory: Tree) -> None:
             kept.append(float(memory["state"]["params"][0]))
 
-    runtime = Watched(made.handlers, made.rooms, 0, world=Speeds([1.0, 2.5]), journal=journal)
-    drive(federate(made.plan), runtime)
+    runtime = Watched(made.handlers, made.splits, World(), availability=Speeds([1.0, 2.5]), journal=journal)
+    drive(made.running(), runtime)
     x3 = 3 - 4 / sqrt(3)  # the second party's step from 0, two rounds old
     x4 = x3 + 0.5 / sqrt(2)  # the first party's step from 3, one round old
     x5 = x4 + (4 - x4) / 2
@@ -205,8 +207,8 @@ def test_ages_weigh_on_a_quadratic_as_by_hand() -> None:
 def test_a_weight_is_not_weighed() -> None:
     """Rows are (w·Δ, w): party and round stand in for them. The sum is (Σ s·w·Δ, Σ w)."""
     runtime = simulator(Scribe(), Speeds([1.0, 3.0, 2.0]))
-    wire = Wire(size=2, cohort=3, dtype="float64", mean=True, weighted=True, shapes=((1,), (1,)))
-    gather = atoll.Buffered(enough=2, power=1.0)(wire)
+    wire = Wire.of(size=2, cohort=3, dtype="float64", divisor="weights", shapes=((1,), (1,)))
+    gather = atoll.Buffered(buffer_size=2, power=1.0).gather(wire, SETTING)
     first, _ = drive(gather(np.arange(3), {"t": 4}, None), runtime)
     assert first.tolist() == [0 + 2, 4 + 4]
     second, replies = drive(gather(np.arange(3), {"t": 6}, None), runtime)
@@ -223,9 +225,9 @@ def test_a_buffer_of_the_whole_cohort_is_fedavg(digits: Federated, stages: list[
     """To the bit where parties are computed one by one; small models are computed, and added, by size of party."""
     for model, exact in ((atoll.models.mlp((120, 120)), True), (atoll.models.softmax(), False)):
         ends = []
-        for combine in (atoll.Sum(), atoll.Buffered(enough=8)):
+        for combine in (atoll.Sum(), atoll.Buffered(buffer_size=8)):
             method = atoll.FedAvg(model, epochs=1, batch=10, lr=0.1)
-            job = atoll.Job(method, atoll.Count(8), atoll.Channel(stages, combine), rounds=5, every=5)
+            job = atoll.Job(method, atoll.Count(8), atoll.Channel(stages, combine), rounds=5, eval_every=5)
             ends.append(atoll.simulate(job, digits, workers=0).vector)
         assert np.abs(ends[0] - ends[1]).max() <= (0 if exact else 1e-6)
         assert not exact or ends[0].tobytes() == ends[1].tobytes()
@@ -235,10 +237,10 @@ def test_low_numbers_are_not_favoured() -> None:
     """A cohort is sorted, and only its first parties that are free are asked."""
     handler = Scribe()
     runtime = simulator(handler, Speeds([1.0 + k % 7 for k in range(100)]))
-    wire = Wire(size=2, cohort=20, dtype="float64", mean=True, shapes=((2,),))
-    gather = atoll.Buffered(enough=4)(wire)
+    wire = Wire.of(size=2, cohort=20, dtype="float64", divisor="answers", shapes=((2,),))
+    gather = atoll.Buffered(buffer_size=4).gather(wire, SETTING)
     for t in range(400):
-        cohort = atoll.Count(20).pick(t, Roster(np.ones(100)), History(), 0).cohort
+        cohort = atoll.Count(20).pick(t, Population(np.ones(100)), History(), {}, World.simulated(0)).cohort
         drive(gather(cohort, {"t": t}, None), runtime)
     low = np.mean([p < 50 for _, p in handler.asked])  # of some 1,600 draws: a deviation of 0.0125
     assert 0.44 < low < 0.56
@@ -247,7 +249,12 @@ def test_low_numbers_are_not_favoured() -> None:
 def test_any_number_of_workers_gives_the_same_bits(digits: Federated) -> None:
     method = atoll.FedAvg(atoll.models.mlp((120, 120)), epochs=1, batch=10, lr=0.1)
     job = atoll.Job(
-        method, atoll.Count(8), channel(enough=3, most=2), rounds=12, every=12, availability=atoll.Always(0.1)
+        method,
+        atoll.Count(8),
+        channel(buffer_size=3, max_staleness=2),
+        rounds=12,
+        eval_every=12,
+        availability=atoll.Always(0.1),
     )
     runs = [atoll.simulate(job, digits, workers=workers) for workers in (0, 1, 2)]
     assert len({run.vector.tobytes() for run in runs}) == 1
@@ -266,7 +273,7 @@ def test_after_a_resume_everybody_is_free_and_the_clock_goes_on(digits: Federate
             raise Cut
 
     method = atoll.FedAvg(atoll.models.softmax(), lr=0.1)
-    job = atoll.Job(method, atoll.Count(8), channel(enough=3), rounds=9, name="cut")
+    job = atoll.Job(method, atoll.Count(8), channel(buffer_size=3), rounds=9, name="cut")
     with pytest.raises(Cut):
         atoll.simulate(job, digits, out=tmp_path, sinks=(cut,), workers=0)
     run = atoll.simulate(job, digits, resume=next(tmp_path.iterdir()), workers=0)
@@ -277,18 +284,20 @@ def test_after_a_resume_everybody_is_free_and_the_clock_goes_on(digits: Federate
 
 
 def test_a_report_is_written(digits: Federated, tmp_path: Path) -> None:
-    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), atoll.Count(6), channel(enough=2), rounds=4, name="buffer")
+    job = atoll.Job(
+        atoll.FedAvg(atoll.models.softmax()), atoll.Count(6), channel(buffer_size=2), rounds=4, name="buffer"
+    )
     run = atoll.simulate(job, digits, workers=0)
     assert "buffered" in run.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert run.curve("virtual")[0] == [1, 2, 3, 4]
 
 
 def test_it_is_a_part_that_files_can_name(digits: Federated) -> None:
-    part = atoll.Buffered(enough=4, power=1.0, most=3)
+    part = atoll.Buffered(buffer_size=4, power=1.0, max_staleness=3)
     check_part(part)
     job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), atoll.Count(6), atoll.Channel(combine=part))
     said = to_table(job, digits.recipe, 0)
-    assert said["combine"] == {"use": "buffered", "enough": 4, "power": 1.0, "most": 3}
+    assert said["combine"] == {"use": "buffered", "buffer_size": 4, "power": 1.0, "max_staleness": 3}
     assert from_table(said).job.channel == job.channel
     text = atoll.explain(job, digits)
     assert "about 6 of them at work at a time, 4 answers a round" in text
@@ -298,7 +307,7 @@ def test_it_is_a_part_that_files_can_name(digits: Federated) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"enough": 0}, "at least one"), ({"power": -1.0}, "0 or above"), ({"most": -1}, "0 or more")],
+    [({"buffer_size": 0}, "at least one"), ({"power": -1.0}, "0 or above"), ({"max_staleness": -1}, "0 or more")],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -311,17 +320,17 @@ def test_what_does_not_go_with_a_buffer_is_refused(digits: Federated) -> None:
         return lambda: atoll.simulate(made, digits, workers=0)
 
     six, average = atoll.Count(6), atoll.Average()
-    check_refusal(job(six, atoll.Clip(1.0), average, atoll.Ring(), enough=4), "ring", "SecureSum()")
+    check_refusal(job(six, atoll.Clip(1.0), average, atoll.Ring(), buffer_size=4), "ring", "SecureSum()")
     noise = atoll.Gaussian(1.0, where="local")
-    check_refusal(job(six, atoll.Clip(1.0), atoll.Average("expected"), noise, enough=4), "account", "Sum()")
-    check_refusal(job(six, atoll.Average("expected"), enough=4), "whole cohort", "Average()")
-    check_refusal(job(atoll.Partition(4), enough=4), "all 4 parties", "Count()")
-    check_refusal(job(six, enough=7), "enough=7", "about 6", "select more")
-    check_refusal(job(atoll.Over(six), enough=4), "Over()")
+    check_refusal(job(six, atoll.Clip(1.0), atoll.Average("expected"), noise, buffer_size=4), "account", "Sum()")
+    check_refusal(job(six, atoll.Average("expected"), buffer_size=4), "whole cohort", "Average()")
+    check_refusal(job(atoll.Partition(4), buffer_size=4), "all 4 parties", "Count()")
+    check_refusal(job(six, buffer_size=7), "buffer_size=7", "about 6", "select more")
+    check_refusal(job(atoll.Oversample(six), buffer_size=4), "Oversample()")
     for stage in (atoll.Rotate(), atoll.RandomK(0.5), atoll.LowRank(2)):
-        check_refusal(job(six, atoll.Weigh(), stage, enough=4), "several rounds", type(stage).__name__)
-    check_refusal(job(six, atoll.Clip(1.0, quantile=0.5), average, enough=4), "several rounds", "Clip(quantile")
-    check_refusal(lambda: atoll.Buffered(enough=2)(Wire(4, 5, shapes=((4,),))), "Weigh()")
+        check_refusal(job(six, atoll.Weigh(), stage, buffer_size=4), "several rounds", type(stage).__name__)
+    check_refusal(job(six, atoll.Clip(1.0, quantile=0.5), average, buffer_size=4), "several rounds", "Clip(quantile")
+    check_refusal(lambda: atoll.Buffered(buffer_size=2).check(Wire.of(4, 5, shapes=((4,),))), "Weigh()")
 
 
 # --- what it is for ---------------------------------------------------------------------------------------------------
@@ -331,7 +340,7 @@ def test_example_waits_for_nobody_and_is_faster(tmp_path: Path) -> None:
     """Five seeds were 10.7 to 73.5 times faster than waiting for everybody; the margins are far below."""
     example = Path(__file__).resolve().parents[2] / "examples" / "fedbuff.py"
     command = [sys.executable, str(example), "--quick", "--seeds", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    done = spawn.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     faster = {
         row[0]: float(row[1]) for row in re.findall(r"^(\w[\w ]*?) {2,}\d+ .*?\) +([\d.]+) \(", done.stdout, re.M)

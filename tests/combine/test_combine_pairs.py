@@ -8,7 +8,8 @@ import pytest
 import atoll
 from atoll.core.effects import drive
 from atoll.core.keys import rng
-from atoll.core.wire import About, Combine, Heard, Mismatch, Stage, Wire, chain
+from atoll.core.wire import Combine, DecodeContext, EncodeContext, Mismatch, Setting, Stage, Wire, chain
+from atoll.core.world import World
 from atoll.data.federated import Silos
 from atoll.testing import Echo, Loopback
 
@@ -19,13 +20,13 @@ PIPELINES: dict[str, tuple[Stage, ...]] = {
     "average": (MEAN,),
     "clip": (CLIP, MEAN),
     "adaptive clip": (atoll.Clip(100.0, quantile=0.5), MEAN),
-    "bounded weight": (CLIP, atoll.Weigh(most=1e6)),
+    "bounded weight": (CLIP, atoll.Weigh(max_weight=1e6)),
     "ring": (CLIP, MEAN, atoll.Ring(24)),
-    "ring of weights": (CLIP, atoll.Weigh(most=60), atoll.Ring(24, width=64)),
+    "ring of weights": (CLIP, atoll.Weigh(max_weight=60), atoll.Ring(24, width=64)),
     "local noise": (CLIP, MEAN, atoll.Gaussian(1e-6, "local")),
     "central noise": (CLIP, MEAN, atoll.Gaussian(1e-6)),
     "noise in shares": (CLIP, MEAN, atoll.Ring(24), atoll.Gaussian(1e-6, "distributed")),
-    "tree": (CLIP, MEAN, atoll.Tree(1e-6, 2)),
+    "tree": (CLIP, MEAN, atoll.TreeNoise(1e-6, 2)),
     "top k": (MEAN, atoll.TopK(1.0, feedback=False)),
     "random k": (MEAN, atoll.RandomK(1.0, feedback=False)),
     "quantise": (MEAN, atoll.Quantise(16)),
@@ -63,16 +64,19 @@ def expected(pipeline: str, combine: str) -> bool:
 
 
 def outcome(pipeline: str, combine: str) -> np.ndarray:
-    wire, codec = chain(*PIPELINES[pipeline])(Wire(D, N, shapes=((16, 16),)))
-    gather = COMBINES[combine](wire)
+    wire, codec = chain(*PIPELINES[pipeline])(Wire.of(D, N, shapes=((16, 16),)))
+    world = World.simulated(0)
+    gather = COMBINES[combine].gather(wire, Setting("model", world))
     row = rng(0, "pairs").normal(size=D).astype(np.float32)
-    about = About(np.full(N, 50, np.float32), 0, 0, np.arange(N), {n: codec.start[n] for n in codec.tells})
-    sent, _ = codec.encode(np.repeat(row[None], N, 0), {}, about)
+    about = EncodeContext(
+        np.full(N, 50, np.float32), world, 0, np.arange(N), {n: codec.start[n] for n in codec.stage_state}
+    )
+    sent, *_ = codec.encode(np.repeat(row[None], N, 0), {}, about)
     samples = Silos(np.zeros((N, 1), np.float32), np.zeros(N, np.int32), np.arange(N + 1))
     vector, replies = drive(
-        gather(np.arange(N), {"rows": sent, "t": 0}, None), Loopback({"contribute": Echo()}, samples)
+        gather(np.arange(N), {"rows": sent, "t": 0}, None), Loopback({"model/contribute": Echo()}, samples)
     )
-    mean, _ = codec.decode(vector, codec.start, Heard(len(replies), 0, 0))
+    mean, *_ = codec.decode(vector, codec.start, DecodeContext(len(replies), world, 0))
     return np.asarray(mean) - row
 
 

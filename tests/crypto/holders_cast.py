@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,61 +11,59 @@ import msgspec
 import numpy as np
 
 import atoll
-from atoll.combine.hidden import fingerprint
-from atoll.combine.talk import Sitting
+from atoll.combine.protocol import PartySession, fingerprint
 from atoll.core.effects import Ask, Note, Replies, drive
-from atoll.core.wire import Wire, chain
+from atoll.core.question import Layout
+from atoll.core.wire import Member, Setting, Wire, chain
+from atoll.core.world import World
 from atoll.crypto import holders
-from atoll.crypto.holders import SignedKey, Table, Terms
+from atoll.crypto.holders import KeyRules, SignedKey
 from atoll.crypto.keys import Identity
-from atoll.crypto.secagg import Abort
+from atoll.crypto.secagg import Abort, Spent
+from atoll.crypto.terms import Terms
 
 KNOWN = [Identity.new() for _ in range(8)]
-SCHEMA = bytes(range(32))
+JOB = bytes(range(32))
 SESSION = bytes(16)
 SIZE = 100
-WIRE = chain(atoll.Clip(1.0), atoll.Average("expected"), atoll.Ring())(Wire(SIZE, 4))[0]
-VALUE = int(WIRE.peak).bit_length() + 1
+WIRE = chain(atoll.Clip(1.0), atoll.Average("expected"), atoll.Ring())(Wire.of(SIZE, 4))[0]
 
 
 class Cast:
     """A few parties with folders of their own; `trained` counts what the server made them do."""
 
     def __init__(
-        self, folder: Path, n: int = 4, least: int = 3, floor: int = 0, schema: bytes = SCHEMA, **how: Any
-    ) -> None:
-        self.how, self.folder, self.least, self.floor, self.schema = (
-            atoll.EncryptedSum(**how),
-            folder,
-            least,
-            floor,
-            schema,
-        )
-        self.keys = {who: KNOWN[who].public for who in range(n)}
+        self, folder: Path, n: int = 4, least: int = 3, floor: int = 0, job: bytes = JOB, **how: Any
+    ) -> None:  # fmt: skip
+        self.how, self.folder, self.least = atoll.EncryptedSum(**how), folder, least
+        self.wire = replace(WIRE, total=replace(WIRE.total, min_cohort=floor))
+        self.members = {who: Member(f"party {who}", KNOWN[who].public) for who in range(n)}
+        self.setting = Setting("model", World.real(0), job, lambda: self.members)
         self.vectors = np.random.default_rng(0).integers(-1000, 1000, (n, SIZE)).astype(np.uint32)
         self.trained = 0
         self.parties = {who: self.sit(who) for who in range(n)}
 
-    def sit(self, who: int) -> Any:
-        """A party that was just started, with what is on its disk."""
+    def session(self, who: int) -> PartySession:
+        """What a party brings along, with what is on its disk."""
         folder = self.folder / f"{who}"
         folder.mkdir(exist_ok=True)
-        sitting = Sitting(
-            who, KNOWN[who], self.keys, self.least, self.floor, SIZE, 32, VALUE, self.schema, 9, folder
-        )  # fmt: skip
-        return self.how.party(sitting)
+        return PartySession(who, KNOWN[who], self.least, 9, Spent(folder))
+
+    def sit(self, who: int) -> Any:
+        """A party that was just started."""
+        return self.how.client(self.wire, self.setting, self.session(who))
 
     @property
-    def table(self) -> Table:
-        table: Table = self.parties[0]._table
-        return table
+    def rules(self) -> KeyRules:
+        return self.how.rules(self.wire, self.setting, self.session(0))
 
     def question(self, t: int = 0) -> dict[str, Any]:
         return {"share": {"params": np.full(3, t, np.float32)}, "t": t}
 
     def terms(self, t: int = 0, **other: Any) -> Terms:
-        cohort = sorted(self.parties)
-        made = Terms(SESSION, t, cohort, fingerprint(self.question(t)), self.table.form)
+        made = self.rules.agreed.terms(SESSION, t, sorted(self.parties), fingerprint(self.question(t)))
+        if set(other.get("cohort", ())) <= self.members.keys():
+            other = {"context": self.rules.agreed.context(other.get("cohort", made.cohort)), **other}
         return msgspec.structs.replace(made, **other)
 
     def ask(self, who: int, step: str, message: bytes, t: int = 0, question: dict[str, Any] | None = None) -> bytes:
@@ -75,32 +74,31 @@ class Cast:
             self.trained += 1
             return self.vectors[who]
 
-        answer: bytes = self.parties[who].answer(step, body, train)
-        return answer
+        return bytes(self.parties[who].answer(f"encrypted.{step}", body, train)["message"].tobytes())
 
     def dealt(self, t: int = 0, **other: Any) -> holders.Dealt:
         """The key of a round, from the first holder, with shares for the others."""
         terms = self.terms(t, **other)
-        adverts = [(who, self.ask(who, "meet", holders.encode(terms), t)) for who in self.table.holders[1:]]
-        return self.table.dealt(self.ask(0, "key", holders.encode(holders.Ask(terms, adverts)), t), terms)
+        adverts = [(who, self.ask(who, "meet", holders.encode(terms), t)) for who in self.rules.holders[1:]]
+        return self.rules.dealt(self.ask(0, "key", holders.encode(holders.KeyRequest(terms, adverts)), t), terms)
 
-    def total(self, key: SignedKey, among: Collection[int] = (0, 1, 2, 3)) -> holders.Total:
+    def total(self, key: SignedKey, among: Collection[int] = (0, 1, 2, 3)) -> holders.SumToOpen:
         """The sum of these parties' vectors."""
-        sealer = self.table.sealer(key)
+        sealer = self.rules.sealer(key)
         for who in among:
             sealer.add(sealer.encrypt(self.vectors[who].view(np.int32).astype(np.int64)))
-        made = holders.Total(key, sorted(among), sealer.total())
+        made = holders.SumToOpen(key, sorted(among), sealer.total())
         sealer.close()
         return made
 
-    def open(self, who: int, total: holders.Total, t: int = 0) -> bytes:
+    def open(self, who: int, total: holders.SumToOpen, t: int = 0) -> bytes:
         return self.ask(who, "open", holders.encode(total), t)
 
     def key(self, by: int = 0, public: bytes | None = None, **other: Any) -> SignedKey:
         """A key that this party signs, whoever it is."""
         public = bytes([1]) * 256 if public is None else public
         made = SignedKey(self.terms(**other), public, None, b"")
-        return msgspec.structs.replace(made, signature=KNOWN[by].sign(made.statement(self.table.holders)))
+        return msgspec.structs.replace(made, signature=KNOWN[by].sign(made.statement(self.rules.holders)))
 
 
 class Served:
@@ -110,25 +108,28 @@ class Served:
         self.cast, self.notes, self.declined = cast, list[Note](), list[str]()
         self.absent: dict[str, set[int]] = {}
         self.spoil: dict[tuple[str, int], Callable[[bytes], bytes]] = {}
-        self.gather = cast.how.talk(WIRE, lambda: cast.keys, cast.schema)
+        self.gather = cast.how.gather(cast.wire, cast.setting)
+        body = Layout.of(cast.question())
+        asked = cast.how.questions(cast.wire, cast.setting, body, len(cast.members))
+        self.declared = {question.name: question for question in asked}
 
     def round(self, t: int, cohort: Collection[int] | None = None, enough: int | None = None) -> Any:
         who = np.array(sorted(self.cast.parties if cohort is None else cohort))
         return drive(self.gather(who, self.cast.question(t), enough), self)
 
     def ask(self, ask: Ask) -> Replies:
-        step, found = ask.what.partition(".")[2], dict[int, bytes]()
+        step, found = ask.what.removeprefix("model/encrypted."), dict[int, bytes]()
         for who in ask.to.tolist():
             message, t = ask.each[who]["message"].tobytes(), int(ask.body["t"])
-            if who in self.absent.get(step, ()) or len(found) == ask.enough:
+            self.declared[ask.what].asks.check({**ask.body, **ask.each[who]})
+            if who in self.absent.get(step, ()) or len(found) == ask.goal:
                 continue
             try:
                 answer = self.cast.ask(who, step, message, t, dict(ask.body) if step == "seal" else None)
             except Abort as reason:
                 self.declined.append(str(reason))
                 continue
-            most = self.cast.how.needs(WIRE, len(self.cast.keys))[ask.what]
-            assert (len(answer) <= most[0], len(message) <= most[1]) == (True, True)
+            self.declared[ask.what].answers.check({"message": np.frombuffer(answer, np.uint8)})
             found[who] = self.spoil.get((step, who), bytes)(answer)
         rows = np.empty(len(found), object)
         for k, answer in enumerate(found.values()):
@@ -138,5 +139,5 @@ class Served:
     def note(self, note: Note) -> None:
         self.notes.append(note)
 
-    def keep(self, memory: object) -> None:
+    def checkpoint(self, memory: object) -> None:
         pass

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from atoll.core.wire import Member
 from atoll.crypto.keys import Identity
-from atoll.crypto.secagg import STEPS, Client, Party, Plan, Policy, Server, Spent, SpentHere, encode
-from atoll.crypto.secagg.client import Memory
-from atoll.crypto.secagg.messages import (
-    Advert,
-    Boxes,
-    Bundle,
-    Message,
-    Signatures,
-    Survivors,
-    advert_statement,
-)  # fmt: skip
-from atoll.crypto.secagg.rehearse import answer
+from atoll.crypto.records import Message
+from atoll.crypto.secagg import (
+    STEPS,
+    Participant,
+    SecureClient,
+    SecurePlan,
+    SecurePolicy,
+    SecureServer,
+    Spent,
+    SpentHere,
+    encode,
+)
+from atoll.crypto.secagg.client import RoundState
+from atoll.crypto.secagg.messages import Advert, Boxes, Bundle, Signatures, Survivors, advert_statement
+from atoll.crypto.terms import Agreement
 
 SESSION = b"session of tests"
-MODEL, SCHEMA = b"m" * 32, b"s" * 32
+MODEL, JOB = b"m" * 32, b"j" * 32
 
 # Upper quantiles of chi-square with 255 degrees of freedom: odds of 10^-3 where keys are fixed, of 10^-9 where fresh.
 LIKELY, POSSIBLE = 330.5, 414.5
@@ -35,6 +40,17 @@ def chi_square(x: np.ndarray) -> float:
     counts = np.bincount(np.ascontiguousarray(x).view(np.uint8).ravel(), minlength=256)
     expected = counts.sum() / 256
     return float(((counts - expected) ** 2).sum() / expected)
+
+
+def agreed(identities: dict[int, Identity], **other: Any) -> Agreement:
+    """What parties with these keys have agreed to."""
+    members = {i: Member(f"party {i}", key.public) for i, key in identities.items()}
+    return replace(Agreement(JOB, "model", b"secure", b"vector", members), **other)
+
+
+def with_terms(plan: SecurePlan, **other: Any) -> SecurePlan:
+    """The plan with some of its terms changed."""
+    return msgspec.structs.replace(plan, terms=msgspec.structs.replace(plan.terms, **other))
 
 
 def read(kind: type[Message], data: bytes) -> Message:
@@ -55,35 +71,39 @@ class Cohort:
     n_min: int = 3
     folder: Path | None = None
     identities: dict[int, Identity] = field(default_factory=dict)
-    policy: Policy | None = None
+    policy: SecurePolicy | None = None
+    agreed: Agreement | None = None
 
     def __post_init__(self) -> None:
         self.identities = self.identities or {i: Identity.new() for i in range(self.n)}
-        self.roster = {i: key.public for i, key in self.identities.items()}
+        self.agreed = self.agreed or agreed(self.identities)
         self.t = self.t or 2 * self.n // 3 + 1
-        self.policy = self.policy or Policy(n_min=self.n_min, schema=SCHEMA, size=self.size, width=self.width)
-        self.plan = Plan(
-            self.session, self.round, MODEL, SCHEMA, self.t, self.neighbours, self.width, self.width, self.size
-        )
+        width = self.width
+        self.policy = self.policy or SecurePolicy(n_min=self.n_min, size=self.size, width=width, bits=width)
+        terms = self.agreed.terms(self.session, self.round, range(self.n), MODEL)
+        self.plan = SecurePlan(terms, self.t, self.neighbours, width, width, self.size)
         self.parties = {i: self.party(i) for i in range(self.n)}
-        self.clients = {i: Client(p) for i, p in self.parties.items()}
+        self.clients = {i: SecureClient(p) for i, p in self.parties.items()}
         generator = np.random.default_rng(self.n)
         self.rows = generator.integers(0, 2**self.width, (self.n, self.size), dtype=f"uint{self.width}")
-        self.server = Server(self.plan, self.roster)
+        self.server = SecureServer(self.plan, self.agreed.roster)
         self.sent: dict[str, dict[int, bytes]] = {step: {} for step in STEPS}
 
-    def party(self, i: int) -> Party:
+    def party(self, i: int) -> Participant:
         spent = Spent(self.folder / str(i)) if self.folder else SpentHere()
         if self.folder:
             (self.folder / str(i)).mkdir(exist_ok=True)
-        return Party(i, self.identities[i], self.roster, self.policy, spent)
+        return Participant(i, self.identities[i], self.agreed, self.policy, spent)
 
-    def again(self, i: int) -> Client:
+    def again(self, i: int) -> SecureClient:
         """The same party, started anew with the record it kept."""
-        return Client(self.parties[i])
+        return SecureClient(self.parties[i])
 
-    def answer(self, step: str, i: int, message: bytes, client: Client | None = None) -> bytes:
-        return answer(client or self.clients[i], step, message, MODEL, self.rows[i])
+    def answer(self, step: str, i: int, message: bytes, client: SecureClient | None = None) -> bytes:
+        client = client or self.clients[i]
+        if step == "advertise":
+            return client.advertise(message, t=self.round, model=MODEL)
+        return client.answer(step, message, self.rows[i])
 
     def until(self, step: str, drop: dict[int, str] | None = None) -> dict[int, bytes]:
         """Honest messages up to a step: what each party would now be sent."""
@@ -100,12 +120,12 @@ class Cohort:
         for i, message in inbox.items():
             self.sent["unmask"][i] = self.answer("unmask", i, message)
             self.server.take(i, self.sent["unmask"][i])
-        return self.server.finish()
+        return self.server.finish(), self.server.survivors
 
     def adverts(self) -> list[Advert]:
         return read(Bundle, self.until("share")[0]).adverts
 
-    def advert_of(self, i: int, plan: Plan | None = None, **fields: bytes) -> Advert:
+    def advert_of(self, i: int, plan: SecurePlan | None = None, **fields: bytes) -> Advert:
         """An advert with other fields, truly signed by the party: what a colluding party may send."""
         old = read(Advert, self.sent["advertise"][i])
         new = msgspec.structs.replace(old, **fields)
@@ -114,9 +134,9 @@ class Cohort:
 
     def collude(self, i: int, advert: Advert) -> None:
         """Make a party believe that this was its advert."""
-        state = msgspec.msgpack.decode(self.clients[i].dump(), type=Memory)
+        state = msgspec.msgpack.decode(self.clients[i].dump(), type=RoundState)
         forged = msgspec.msgpack.encode(msgspec.structs.replace(state, adverts=[advert]))
-        self.clients[i] = Client.load(forged, self.parties[i])
+        self.clients[i] = SecureClient.load(forged, self.parties[i])
 
     def total(self, survivors: Iterable[int]) -> np.ndarray:
         return self.rows[list(survivors)].sum(0, dtype=self.rows.dtype)

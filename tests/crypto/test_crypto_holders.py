@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from holders_cast import KNOWN, SESSION, SIZE, Cast, Served
 
+from atoll.core.wire import Member
 from atoll.crypto import holders
 from atoll.crypto.keys import Identity
 from atoll.crypto.paillier import PublicKey, keypair
@@ -26,13 +27,13 @@ def cast(tmp_path: Path) -> Cast:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Cast:
-    return Cast(tmp_path, holders=2)
+    return Cast(tmp_path, key_holders=2)
 
 
 # --- what it is for
 
 
-@pytest.mark.parametrize("how", [{}, {"holders": 2}, {"holders": 4}, {"scheme": "ckks"}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"key_holders": 2}, {"key_holders": 4}, {"scheme": "ckks"}], ids=str)
 def test_the_sum_is_exact_round_after_round(tmp_path: Path, how: dict[str, Any]) -> None:
     if how.get("scheme") == "ckks":
         pytest.importorskip("tenseal")
@@ -43,7 +44,7 @@ def test_the_sum_is_exact_round_after_round(tmp_path: Path, how: dict[str, Any])
         assert np.array_equal(vector, np.add.reduce(cast.vectors[list(cohort)], 0, dtype=np.uint32))
         assert vector.dtype == np.uint32
         assert replies.parties.tolist() == list(cohort)
-        assert replies.facts["seconds"] == (2.0 if how.get("holders") else 1.5)
+        assert replies.facts["seconds"] == (2.0 if how.get("key_holders") else 1.5)
     assert not served.declined
 
 
@@ -61,7 +62,7 @@ def test_without_its_holder_a_round_opens_nothing_and_the_next_is_fine(cast: Cas
     vector, replies = served.round(0)
     assert not vector.any()
     assert not len(replies)
-    assert "party 0, who holds the key, is away or declined: nothing was opened" in replies.facts["unopened"]
+    assert "party 0, who holds the key, is away or declined: nothing was opened" in replies.facts["aborted"]
     assert cast.trained == (4 if step == "open" else 0)  # without a key nobody works
     served.absent = {}
     assert np.array_equal(served.round(1)[0], np.add.reduce(cast.vectors, 0, dtype=np.uint32))
@@ -77,8 +78,8 @@ def test_a_restarted_holder_makes_another_key(cast: Cast) -> None:
 def test_too_few_vectors_are_not_opened(cast: Cast) -> None:
     served = Served(cast)
     served.absent = {"seal": {1, 2}}
-    assert "2 vectors came, 3 are needed" in served.round(0)[1].facts["unopened"]
-    assert "2 parties are asked: a sum holds 3 or more" in served.round(1, (0, 1))[1].facts["unopened"]
+    assert "2 vectors came, 3 are needed" in served.round(0)[1].facts["aborted"]
+    assert "2 parties are asked: a sum holds 3 or more" in served.round(1, (0, 1))[1].facts["aborted"]
 
 
 def test_broken_ciphertexts_are_left_out_of_the_sum(cast: Cast) -> None:
@@ -92,26 +93,26 @@ def test_broken_ciphertexts_are_left_out_of_the_sum(cast: Cast) -> None:
     assert "bytes for" in note.facts["why"]
 
 
-@pytest.mark.parametrize("how", [{}, {"holders": 2}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"key_holders": 2}], ids=str)
 @pytest.mark.parametrize("spoilt", [b"", b"\x01", b"\xff"], ids=["none", "one", "large"])
 def test_a_holder_that_answers_nonsense_opens_nothing(tmp_path: Path, how: dict[str, Any], spoilt: bytes) -> None:
     served = Served(Cast(tmp_path, **how))
     served.spoil = {("open", 0): lambda answer: spoilt * len(answer)}
-    assert "nothing was opened" in served.round(0)[1].facts["unopened"]
+    assert "nothing was opened" in served.round(0)[1].facts["aborted"]
 
 
-@pytest.mark.parametrize("how", [{}, {"holders": 2}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"key_holders": 2}], ids=str)
 def test_an_opened_sum_of_another_length_is_none(tmp_path: Path, how: dict[str, Any]) -> None:
     served = Served(Cast(tmp_path, **how))
     served.spoil = {("open", 0): lambda answer: answer[:-1]}
-    assert "bytes for 2 " in served.round(0)[1].facts["unopened"]
+    assert "bytes for 2 " in served.round(0)[1].facts["aborted"]
 
 
 def test_a_key_for_another_round_is_not_passed_on(cast: Cast) -> None:
     old = holders.encode(cast.dealt(3))
     served = Served(cast)
     served.spoil = {("key", 0): lambda _: old}
-    assert "made a key for another round" in served.round(4)[1].facts["unopened"]
+    assert "made a key for another round" in served.round(4)[1].facts["aborted"]
     assert not cast.trained
 
 
@@ -129,7 +130,7 @@ def test_only_the_holders_own_signature_makes_a_key(cast: Cast) -> None:
     cast.ask(1, "seal", holders.encode(key))
     cast.trained = 0
     server = Identity.new()
-    statement = key.statement(cast.table.holders)
+    statement = key.statement(cast.rules.holders)
     others = keypair().public.to_bytes()
     for signature, public in (
         (server.sign(statement), key.public), (KNOWN[1].sign(statement), key.public), (bytes(64), key.public),
@@ -137,14 +138,14 @@ def test_only_the_holders_own_signature_makes_a_key(cast: Cast) -> None:
     ):  # fmt: skip
         told = replace(key, signature=signature, public=public)
         refused(cast, 1, holders.encode(told), "party 0, who holds the key, did not sign this one")
-    for other in ({"session": bytes([1]) * 16}, {"cohort": [0, 1, 2]}):
+    for other in ({"session": bytes([1]) * 16}, {"cohort": (0, 1, 2)}):
         told = replace(key, terms=cast.terms(**other))
         refused(cast, 1, holders.encode(told), "did not sign this one for this round")
 
 
 def test_a_key_is_signed_for_the_holders_that_the_job_names(tmp_path: Path) -> None:
     """With two holders a key that its maker kept for itself is none."""
-    two = Cast(tmp_path, holders=2)
+    two = Cast(tmp_path, key_holders=2)
     key = two.dealt().key
     alone = KNOWN[0].sign(key.statement((0,)))
     refused(two, 1, holders.encode(replace(key, signature=alone)), "did not sign")
@@ -167,40 +168,57 @@ def test_a_key_that_protects_nothing_is_refused_whoever_signed_it(cast: Cast, pu
 
 def test_terms_are_held_against_what_the_party_knows(cast: Cast) -> None:
     for other, words in (
-        ({"form": bytes(32)}, "another model, or another way to encrypt"),
-        ({"cohort": [0, 1]}, "2 parties are asked: a sum holds 3 or more"),
-        ({"cohort": [0, 1, 1, 1]}, "names a party twice"),
-        ({"cohort": [0, 1, 2, 7]}, r"parties \[7\] are not in this party's roster"),
-        ({"cohort": [0, 2, 3]}, "not named in it"),
+        ({"context": bytes(32)}, "another job, vector or cohort"),
+        ({"cohort": (0, 1)}, "2 parties are asked: a sum holds 3 or more"),
+        ({"cohort": (0, 1, 1, 1)}, "names a party twice"),
+        ({"cohort": (0, 1, 3, 2)}, "not in ascending order"),
+        ({"cohort": (0, 1, 2, 7)}, r"parties \[7\] are not in this party's roster"),
+        ({"cohort": (0, 2, 3)}, "not named in it"),
         ({"t": 1}, "terms of round 2 in round 1"),
         ({"model": bytes(32)}, "another model than the one that came"),
     ):
         refused(cast, 1, holders.encode(cast.key(**other)), words)
-        if "model" not in other and other.get("cohort") != [0, 2, 3]:
+        if "model" not in other and other.get("cohort") != (0, 2, 3):
             with pytest.raises(Abort, match=words):
-                cast.ask(0, "key", holders.encode(holders.Ask(cast.terms(**other), [])))
+                cast.ask(0, "key", holders.encode(holders.KeyRequest(cast.terms(**other), [])))
 
 
-def test_another_schema_is_another_form(tmp_path: Path) -> None:
+def test_what_differs_in_the_job_makes_another_sum(tmp_path: Path) -> None:
     for name, how in (
-        ("schema", {"schema": bytes(32)}), ("bits", {"bits": 3072}), ("holders", {"holders": 2}), ("none", {}),
+        ("job", {"job": bytes(32)}), ("bits", {"bits": 3072}), ("holders", {"key_holders": 2}), ("floor", {"floor": 4}),
+        ("none", {}),
     ):  # fmt: skip
         (tmp_path / name).mkdir()
         other = Cast(tmp_path / name, **how)
-        key = other.key()
         (tmp_path / f"mine-{name}").mkdir()
         mine = Cast(tmp_path / f"mine-{name}")
         if name == "none":
-            assert other.table.form == mine.table.form
+            assert other.terms() == mine.terms()
         else:
-            refused(mine, 1, holders.encode(key), "another model, or another way to encrypt")
+            refused(mine, 1, holders.encode(other.key()), "another job, vector or cohort")
+
+
+@pytest.mark.parametrize("other", [Member("somebody", KNOWN[0].public), Member("party 0", KNOWN[7].public)])
+def test_a_holder_that_parties_know_by_another_name_or_key(tmp_path: Path, other: Member) -> None:
+    """The holder is not asked for a vector, and is bound all the same."""
+    cast = Cast(tmp_path)
+    key = holders.encode(cast.key(cohort=(1, 2, 3)))
+    cast.ask(1, "seal", holders.encode(cast.dealt(cohort=(1, 2, 3)).key))
+    cast.trained = 0
+    cast.members = {**cast.members, 0: other}
+    refused(cast, 1, key, "another job, vector or cohort")
+
+
+def test_rounds_end_where_the_policy_says(cast: Cast) -> None:
+    with pytest.raises(Abort, match="round 10: the policy ends after 9"):
+        cast.ask(1, "seal", holders.encode(cast.key(t=9)), 9)
 
 
 def test_a_policy_asks_for_more(tmp_path: Path) -> None:
     for k, limits in enumerate(({"least": 4}, {"floor": 4})):
         (tmp_path / f"{k}").mkdir()
         cast = Cast(tmp_path / f"{k}", **limits)
-        refused(cast, 1, holders.encode(cast.key(cohort=[0, 1, 2])), "3 parties are asked: a sum holds 4 or more")
+        refused(cast, 1, holders.encode(cast.key(cohort=(0, 1, 2))), "3 parties are asked: a sum holds 4 or more")
         total = cast.total(cast.dealt().key, (0, 1, 2))
         with pytest.raises(Abort, match="a sum of 3 vectors: 4 are the least"):
             cast.open(0, total)
@@ -233,7 +251,7 @@ def test_two_encryptions_of_one_vector_differ(cast: Cast) -> None:
 
 
 def test_who_holds_no_key_makes_and_opens_none(two: Cast) -> None:
-    ask = holders.encode(holders.Ask(two.terms(), []))
+    ask = holders.encode(holders.KeyRequest(two.terms(), []))
     for who, step in ((1, "key"), (2, "key"), (0, "meet"), (2, "meet"), (2, "open")):
         with pytest.raises(Abort, match=f"asked for '{step}', and the key is kept by party 0, party 1"):
             two.ask(who, step, ask)
@@ -246,7 +264,7 @@ def test_a_holder_opens_one_sum_a_round(cast: Cast) -> None:
     for again in (total, less):
         with pytest.raises(Abort, match="no key of this round"):
             cast.open(0, again)
-    ask = holders.encode(holders.Ask(cast.terms(), []))
+    ask = holders.encode(holders.KeyRequest(cast.terms(), []))
     with pytest.raises(Abort, match="round 1: its sum, or a later one, was already opened once"):
         cast.ask(0, "key", ask)
     cast.parties[0] = cast.sit(0)  # started again
@@ -291,7 +309,7 @@ def test_the_mark_is_on_disk_before_the_sum_exists(cast: Cast) -> None:
         ({"total": bytes(1024)}, "not between 0 and n²"),
         ({"total": bytes([255]) * 1024}, "not between 0 and n²"),
         ({"total": bytes(1023)}, "1023 bytes for"),
-        ({"total": bytes(100_000)}, "a message of .* bytes: Total has at most"),
+        ({"total": bytes(100_000)}, "a message of .* bytes: SumToOpen has at most"),
     ],
     ids=str,
 )
@@ -309,7 +327,7 @@ def test_a_plaintext_that_no_packed_vectors_add_up_to_stays_closed(cast: Cast, o
     plain = public.n - 1 if over else 1 << 2000
     made = public.ciphertexts_to_bytes(public.encrypt_many([plain, plain]))
     with pytest.raises(Abort, match=words):
-        cast.open(0, holders.Total(key, [0, 1, 2], made))
+        cast.open(0, holders.SumToOpen(key, [0, 1, 2], made))
 
 
 def test_a_sum_of_more_vectors_than_it_says_stays_closed(cast: Cast) -> None:
@@ -337,14 +355,17 @@ def test_shares_are_dealt_to_those_who_asked(two: Cast) -> None:
     advert = two.ask(1, "meet", holders.encode(terms))
     stranger = advert[:32] + KNOWN[2].sign(holders.advert_statement(terms, 1, advert[:32]))
     old = two.ask(1, "meet", holders.encode(two.terms(1)), 1)
+    other = two.terms(context=bytes(32))
+    another = advert[:32] + KNOWN[1].sign(holders.advert_statement(other, 1, advert[:32]))
     for adverts, words in (
         ([], "not all other holders"), ([(2, advert)], "not all other holders"),
         ([(1, advert), (1, advert)], "not all other holders"),
         ([(1, stranger)], "party 1 did not sign the key"), ([(1, old)], "party 1 did not sign the key"),
-        ([(1, bytes(32) + advert[32:])], "did not sign"), ([(1, advert[:-1])], "the bytes are no Ask"),
+        ([(1, another)], "party 1 did not sign the key"),
+        ([(1, bytes(32) + advert[32:])], "did not sign"), ([(1, advert[:-1])], "the bytes are no KeyRequest"),
     ):  # fmt: skip
         with pytest.raises(Abort, match=words):
-            two.ask(0, "key", holders.encode(holders.Ask(terms, adverts)))
+            two.ask(0, "key", holders.encode(holders.KeyRequest(terms, adverts)))
 
 
 @pytest.mark.parametrize("box", ["changed", "short", "another round's"])
@@ -361,9 +382,9 @@ def test_a_share_of_another_key_is_refused(two: Cast) -> None:
     """A dealer that signs one key and deals another."""
     terms = two.terms()
     advert = two.ask(1, "meet", holders.encode(terms))
-    dealt = two.table.dealt(two.ask(0, "key", holders.encode(holders.Ask(terms, [(1, advert)]))), terms)
+    dealt = two.rules.dealt(two.ask(0, "key", holders.encode(holders.KeyRequest(terms, [(1, advert)]))), terms)
     key = replace(dealt.key, public=keypair().public.to_bytes())
-    key = replace(key, signature=KNOWN[0].sign(key.statement(two.table.holders)))
+    key = replace(key, signature=KNOWN[0].sign(key.statement(two.rules.holders)))
     with pytest.raises(Abort, match="a share of another key than the one that was signed"):
         two.open(1, replace(two.total(key), box=dict(dealt.boxes)[1]))
 
@@ -374,7 +395,7 @@ def test_a_sum_under_a_key_that_nobody_signed_is_not_opened_by_the_others(two: C
     with pytest.raises(Abort, match="did not sign"):
         two.open(1, replace(two.total(dealt.key), key=key, box=dict(dealt.boxes)[1]))
     for other, words in (
-        ({"cohort": [0, 1, 2]}, "under another key than the one of this round"),
+        ({"cohort": (0, 1, 2)}, "under another key than the one of this round"),
         ({}, "a key that was not dealt"),
     ):
         two.dealt(1)
@@ -386,7 +407,7 @@ def test_one_share_alone_tells_nothing_and_both_are_needed(two: Cast) -> None:
     dealt = two.dealt()
     total = two.total(dealt.key)
     first, second = two.open(0, total), two.open(1, replace(total, box=dict(dealt.boxes)[1]))
-    sealer = two.table.sealer(dealt.key)
+    sealer = two.rules.sealer(dealt.key)
     summed = two.vectors.view(np.int32).sum(0)
     assert np.array_equal(sealer.read([first, second], 4), summed)
     for parts in ([first], [second], [first, first]):
@@ -407,7 +428,7 @@ def test_ckks_bytes_of_a_peer_are_held_against_the_job(tmp_path: Path) -> None:
     with Ckks.new() as owner:
         refused(cast, 1, holders.encode(cast.key(public=owner.secret())), "with its secret half")
     refused(cast, 1, holders.encode(cast.key(public=bytes(1000))), "CKKS key refused")
-    sealer = cast.table.sealer(key)
+    sealer = cast.rules.sealer(key)
     with pytest.raises(ValueError, match="no list of CKKS ciphertexts"):
         sealer.add(b"\xff")
     with pytest.raises(ValueError, match="2 CKKS ciphertexts: a vector takes 1"):

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from light_cohort import KNOWN, answer, clients_of, refuses, room, run_to
+from light_cohort import KNOWN, answer, clients_of, light_run, refuses, run_to
 
 from atoll.crypto import field as gf
 from atoll.crypto import keys, light
 from atoll.crypto.field import P
 from atoll.crypto.keys import Refused
-from atoll.crypto.light import STEPS, Client, Light, Server, rehearse
+from atoll.crypto.light import STEPS, Light, LightClient, LightServer
+from atoll.crypto.rehearse import rehearse_light
 from atoll.crypto.secagg import Abort
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -42,25 +43,25 @@ def swap_signature(adverts: dict[int, bytes]) -> None:
 def own_key(adverts: dict[int, bytes]) -> None:
     """The server's own key in the place of party 1's, signed by somebody who is not party 1."""
     key = keys.Pair.new().public
-    adverts[1] = key + KNOWN[50].sign(room().statement(1, key))
+    adverts[1] = key + KNOWN[50].sign(light_run().statement(1, key))
 
 
 def mine_changed(adverts: dict[int, bytes]) -> None:
     key = keys.Pair.new().public
-    adverts[0] = key + KNOWN[0].sign(room().statement(0, key))
+    adverts[0] = key + KNOWN[0].sign(light_run().statement(0, key))
 
 
 def same_key(adverts: dict[int, bytes]) -> None:
     key = adverts[1][:32]
-    adverts[2] = key + KNOWN[2].sign(room().statement(2, key))
+    adverts[2] = key + KNOWN[2].sign(light_run().statement(2, key))
 
 
 def low_order(adverts: dict[int, bytes]) -> None:
-    adverts[1] = bytes(32) + KNOWN[1].sign(room().statement(1, bytes(32)))
+    adverts[1] = bytes(32) + KNOWN[1].sign(light_run().statement(1, bytes(32)))
 
 
 def stranger(adverts: dict[int, bytes]) -> None:
-    adverts[50] = bytes(32) + KNOWN[50].sign(room().statement(50, bytes(32)))
+    adverts[50] = bytes(32) + KNOWN[50].sign(light_run().statement(50, bytes(32)))
 
 
 def few(adverts: dict[int, bytes]) -> None:
@@ -84,7 +85,7 @@ def test_bundles_that_are_refused(change: Callable[[dict[int, bytes]], None], wo
 ], ids=str)  # fmt: skip
 def test_a_signature_is_for_one_round_of_one_setting(other: dict[str, object]) -> None:
     clients, _, told = run_to("share")
-    away = Client(room(**other), 1, KNOWN[1])  # type: ignore[arg-type]
+    away = LightClient(light_run(**other), 1, KNOWN[1])  # type: ignore[arg-type]
     refuses(clients[0], "share", forged(told[0], lambda a: a.update({1: away.advertise()})), "party 1 did not sign")
 
 
@@ -144,7 +145,7 @@ def test_shares_that_are_not_of_the_field_are_refused(share: bytes, words: str) 
     clients, _, told = run_to("upload")
     about, one = clients[1].light, clients[1]
     key = light._letter_key(about, one._secrets[0], 1, 0)
-    box = keys.seal(key, share, session=about.session, round_no=0, i=1, j=0)
+    box = keys.seal(key, share, context=about.context, i=1, j=0)
     mine = letters_of(told[0]) | {1: box}
     refuses(clients[0], "upload", pack(list(mine.items())), words)
 
@@ -170,8 +171,8 @@ def test_survivors_that_are_refused(names: list[int], words: str) -> None:
 
 
 def test_survivors_that_shared_nothing_are_refused() -> None:
-    about = room()
-    clients, server = clients_of(about), Server(about)
+    about = light_run()
+    clients, server = clients_of(about), LightServer(about)
     for i, client in clients.items():
         server.take(i, client.advertise())
     told = server.turn()
@@ -237,7 +238,7 @@ def test_the_server_takes_steps_in_order() -> None:
 ], ids=str)  # fmt: skip
 def test_settings_that_are_not_safe_are_refused(more: dict[str, int], words: str) -> None:
     with pytest.raises(Refused, match=words):
-        room(**more)  # type: ignore[arg-type]
+        light_run(**more)  # type: ignore[arg-type]
 
 
 def test_rosters_that_are_not_safe_are_refused() -> None:
@@ -247,13 +248,14 @@ def test_rosters_that_are_not_safe_are_refused() -> None:
     with pytest.raises(Refused, match="below 0"):
         Light(roster | {-1: KNOWN[9].public}, 1, 3, 7, b"")
     with pytest.raises(Refused, match="another key"):
-        Client(room(), 1, KNOWN[2])
+        LightClient(light_run(), 1, KNOWN[2])
     with pytest.raises(Refused, match="another key"):
-        Client(room(), 50, KNOWN[50])
+        LightClient(light_run(), 50, KNOWN[50])
 
 
 @pytest.mark.parametrize(("rows", "more", "words"), [
     (np.zeros((5, 3)), {}, "int64"), (np.zeros(5, np.int64), {}, "int64"), (np.zeros((5, 0), np.int64), {}, "int64"),
+    (np.full((5, 3), P // 5), {}, "scale the rows down"),
     (np.zeros((5, 3), np.int64), {"ids": [1, 2, 3]}, "3 ids for 5 rows"),
     (np.zeros((5, 3), np.int64), {"ids": [1, 1, 2, 3, 4]}, "5 ids for 5 rows"),
     (np.zeros((5, 3), np.int64), {"drop": {9: "share"}}, "name parties"),
@@ -261,4 +263,4 @@ def test_rosters_that_are_not_safe_are_refused() -> None:
 ])  # fmt: skip
 def test_rehearsals_that_make_no_sense_are_refused(rows: np.ndarray, more: dict[str, object], words: str) -> None:
     with pytest.raises(Refused, match=words):
-        rehearse(rows, privacy=1, target=3, **more)  # type: ignore[arg-type]
+        rehearse_light(rows, privacy=1, target=3, **more)  # type: ignore[arg-type]

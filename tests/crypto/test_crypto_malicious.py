@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,23 +12,35 @@ from secagg_cohort import (
     LIKELY,
     MODEL,
     POSSIBLE,
-    SCHEMA,
     SESSION,
     Cohort,
+    agreed,
     boxes,
     bundle,
     chi_square,
     read,
     signatures,
     survivors,
+    with_terms,
 )
 
+from atoll.core.wire import Member
 from atoll.crypto import shamir
-from atoll.crypto.keys import Identity, Pair, agree
+from atoll.crypto.graph import Sparse, parameters
+from atoll.crypto.keys import Identity, Pair, Refused, agree, open_sealed, seal
 from atoll.crypto.mask import add_mask
-from atoll.crypto.secagg import Abort, Client, encode
-from atoll.crypto.secagg.client import mask_key
-from atoll.crypto.secagg.messages import Advert, Boxes, Bundle, Opened, Plan, Signatures
+from atoll.crypto.secagg import Abort, SecureClient, SecurePlan, SecurePolicy, encode
+from atoll.crypto.secagg.client import mask_key, share_key
+from atoll.crypto.secagg.messages import (
+    Advert,
+    Boxes,
+    Bundle,
+    Opened,
+    Signatures,
+    advert_statement,
+    commit,
+    survivors_statement,
+)
 
 LOW_ORDER = [
     0, 1, 2**255 - 20, 2**255 - 19, 2**255 - 18,
@@ -122,7 +135,7 @@ def test_case_5_a_party_set_back_to_an_older_state_answers_nothing_twice(step: s
     inbox = cohort.until(step)
     old = cohort.clients[0].dump()
     cohort.answer(step, 0, inbox[0])
-    cohort.clients[0] = Client.load(old, cohort.party(0))
+    cohort.clients[0] = SecureClient.load(old, cohort.party(0))
     refused(cohort, step, 0, inbox[0], "already sent once")
 
 
@@ -134,14 +147,15 @@ def test_case_6_inconsistent_survivors_to_two_halves() -> None:
     for i in range(5):
         same = [(j, said[j]) for j in told if j != i and told[j] == told[i]]
         every = [(j, said[j]) for j in told if j != i]
-        client = Client.load(cohort.clients[i].dump(), cohort.parties[i])
+        client = SecureClient.load(cohort.clients[i].dump(), cohort.parties[i])
         with pytest.raises(Abort, match=f"{len(same) + 1} signatures under the survivors: 5 are needed"):
             client.unmask(signatures(same))
         refused(cohort, "unmask", i, signatures(every), "has not signed the survivors")
 
 
 @pytest.mark.parametrize(
-    ("t", "words"), [(1, "t=1 of 6"), (3, "t=3 of 6"), (4, "asks for 5"), (7, "nobody could ever")]
+    ("t", "words"),
+    [(1, "threshold=1 of 6"), (3, "threshold=3 of 6"), (4, "asks for 5"), (7, "nobody could ever")],
 )
 def test_case_7_thresholds(t: int, words: str) -> None:
     cohort = Cohort(6, t=t)
@@ -190,16 +204,25 @@ def test_case_8_one_key_for_two() -> None:
     refused(cohort, "share", 0, bundle(adverts), "one key is advertised twice")
 
 
-def test_case_8_signatures_missing_or_of_another_round_or_session() -> None:
+@pytest.mark.parametrize("other", [
+    {"t": 4}, {"session": b"another session!"}, {"model": b"o" * 32}, {"context": b"c" * 32},
+    {"cohort": (0, 1, 2, 3, 4)},
+], ids=str)  # fmt: skip
+def test_case_8_signatures_for_other_terms(other: dict[str, object]) -> None:
     cohort = Cohort(6)
     adverts = cohort.adverts()
-    for i, signature in enumerate([bytes(64), *(
-        cohort.advert_of(2, plan=msgspec.structs.replace(cohort.plan, **change)).signature
-        for change in ({"round": 4}, {"session": b"another session!"}, {"model": b"other"}, {"t": 6})
-    )]):  # fmt: skip
+    adverts[2] = cohort.advert_of(2, plan=with_terms(cohort.plan, **other))
+    refused(cohort, "share", 0, bundle(adverts), "party 2: its advert is not signed")
+
+
+def test_case_8_signatures_missing_or_for_another_plan() -> None:
+    cohort = Cohort(6)
+    adverts = cohort.adverts()
+    another = msgspec.structs.replace(cohort.plan, threshold=6)
+    for i, signature in enumerate([bytes(64), cohort.advert_of(2, plan=another).signature]):
         bad = [*adverts]
         bad[2] = msgspec.structs.replace(adverts[2], signature=signature)
-        refused(cohort, "share", i if i != 2 else 5, bundle(bad), "party 2: its advert is not signed")
+        refused(cohort, "share", i, bundle(bad), "party 2: its advert is not signed")
     short = msgspec.msgpack.decode(bundle(adverts))
     short[1][2][5] = b""
     cohort = Cohort(6)
@@ -222,10 +245,10 @@ def test_case_9_replay_of_an_old_round(tmp_path: Path) -> None:
     inbox = cohort.until("unmask")
     cohort.finish(inbox)
     for number in (0, 2, 3):
-        cohort.clients[0] = Client(cohort.party(0))
-        plan = msgspec.structs.replace(cohort.plan, round=number)
-        refused(cohort, "advertise", 0, encode(plan), "round 3 was already spent")
-    Client(cohort.party(0)).advertise(encode(msgspec.structs.replace(cohort.plan, round=4)), model=MODEL)
+        cohort.clients[0] = SecureClient(cohort.party(0))
+        cohort.round = number
+        refused(cohort, "advertise", 0, encode(with_terms(cohort.plan, t=number)), "round 3 was already spent")
+    SecureClient(cohort.party(0)).advertise(encode(with_terms(cohort.plan, t=4)), t=4, model=MODEL)
 
 
 def test_case_9_old_messages_in_a_new_round() -> None:
@@ -252,27 +275,93 @@ def test_case_10_restart_at_setup_after_the_masked_vector(step: str) -> None:
     refused(cohort, "advertise", 0, encode(cohort.plan), "already spent")
 
 
-def test_case_11_sybils_outside_the_roster() -> None:
+def test_case_11_sybils_outside_the_cohort() -> None:
     cohort = Cohort(6)
     adverts = cohort.adverts()
     sybils = Cohort(9, identities={**cohort.identities, **{i: Identity.new() for i in (6, 7, 8)}})
-    refused(cohort, "share", 0, bundle([*adverts, *sybils.adverts()[6:]]), "party 6 is not in the roster")
+    refused(cohort, "share", 0, bundle([*adverts, *sybils.adverts()[6:]]), "party 6 was not asked for this sum")
+
+
+def test_case_11_sybils_that_know_the_parties_terms() -> None:
+    """A party outside the cohort signs an advert for exactly this plan; it is in everybody's roster."""
+    identities = {i: Identity.new() for i in range(7)}
+    cohort = Cohort(6, identities=identities)
+    adverts = cohort.adverts()
+    keys = Pair.new().public, Pair.new().public, bytes(32)
+    more = Advert(6, *keys, identities[6].sign(advert_statement(cohort.plan, 6, *keys)))
+    refused(cohort, "share", 0, bundle([*adverts, more]), "party 6 was not asked for this sum")
+
+
+@pytest.mark.parametrize(("other", "words"), [
+    ({"cohort": (0, 1, 2, 3, 4)}, "another job, vector or cohort"),
+    ({"cohort": (0, 1, 2, 3, 4, 6)}, r"parties \[6\] are not in this party's roster"),
+    ({"cohort": (0, 1, 2, 3, 4, 4)}, "names a party twice"), ({"cohort": (1, 0, 2, 3, 4, 5)}, "ascending order"),
+    ({"cohort": (0, 1)}, "2 parties are asked: a sum holds 3 or more"), ({"context": b"c" * 32}, "another job"),
+    ({"t": 4}, "terms of round 5 in round 4"),
+], ids=str)  # fmt: skip
+def test_case_17_terms_are_held_against_what_the_party_knows(other: dict[str, object], words: str) -> None:
+    cohort = Cohort(6)
+    refused(cohort, "advertise", 0, encode(with_terms(cohort.plan, **other)), words)
+
+
+def test_case_17_a_sum_that_does_not_name_the_party() -> None:
+    cohort = Cohort(6)
+    terms = cohort.agreed.terms(SESSION, cohort.round, range(1, 6), MODEL)
+    plan = msgspec.structs.replace(cohort.plan, terms=terms)
+    refused(cohort, "advertise", 0, encode(plan), "the sum is not party 0's")
+
+
+@pytest.mark.parametrize("differs", ["job", "phase", "protocol", "vector", "name", "key"])
+def test_case_17_two_parties_that_agreed_to_different_things(differs: str) -> None:
+    """Told of one plan, one of them refuses it; told each of its own, they refuse each other's keys."""
+    ours = Cohort(6)
+    members = dict(ours.agreed.members)
+    members[5] = {"name": Member("somebody", members[5].key), "key": Member(members[5].name, b"k" * 32)}.get(
+        differs, members[5]
+    )
+    other = {"job": {"agreement": b"o" * 32}, "name": {"members": members}, "key": {"members": members}}
+    theirs = replace(ours.agreed, **other.get(differs, {differs: "other" if differs == "phase" else b"other"}))
+    victim = SecureClient(replace(ours.parties[0], agreed=theirs))
+    with pytest.raises(Abort, match="another job, vector or cohort"):
+        ours.answer("advertise", 0, encode(ours.plan), victim)
+    context = theirs.context(ours.plan.terms.cohort)
+    assert context != ours.plan.terms.context
+    mine = encode(with_terms(ours.plan, context=context))
+    ours.clients[0] = SecureClient(replace(ours.parties[0], agreed=theirs))
+    adverts = [ours.answer("advertise", i, mine if i == 0 else encode(ours.plan)) for i in range(6)]
+    told = bundle(read(Advert, advert) for advert in adverts)
+    refused(ours, "share", 0, told, "party 1: its advert is not signed")
+    refused(ours, "share", 1, told, "party 0: its advert is not signed")
+
+
+def test_case_17_masks_shares_and_commitments_are_made_for_what_was_agreed() -> None:
+    """Even where every check was passed, what two contexts give has nothing in common."""
+    plan = Cohort(6).plan
+    other = with_terms(plan, context=b"c" * 32)
+    for derived in (mask_key, share_key):
+        assert derived(plan, b"s" * 32, 0, 1) != derived(other, b"s" * 32, 0, 1)
+    assert commit(plan, 0, b"s" * 32) != commit(other, 0, b"s" * 32)
+    assert survivors_statement(plan, b"", [0]) != survivors_statement(other, b"", [0])
+    box = seal(b"k" * 32, b"share", context=plan.digest, i=0, j=1)
+    with pytest.raises(Refused, match="changed on its way"):
+        open_sealed(b"k" * 32, box, context=other.digest, i=0, j=1)
 
 
 def test_case_12_two_models_are_refused() -> None:
     cohort = Cohort(6)
     adverts = cohort.adverts()
-    other = msgspec.structs.replace(cohort.plan, model=b"another model")
+    other = with_terms(cohort.plan, model=b"another model".ljust(32))
     adverts[3] = cohort.advert_of(3, plan=other)
     refused(cohort, "share", 0, bundle(adverts), "party 3: its advert is not signed")
-    cohort = Cohort(6)
-    refused(cohort, "advertise", 0, encode(other), "another model than the one here")
+    cohort = Cohort(6, identities=cohort.identities)
+    refused(cohort, "advertise", 0, encode(other), "another model than the one that came")
 
 
 def test_case_12_masks_made_for_two_models_leave_noise() -> None:
     a, b = Pair.of(bytes(range(32))), Pair.of(bytes(range(1, 33)))
-    plan = Plan(SESSION, 0, MODEL, SCHEMA, 2, 0, 32, 32, 100_000)
-    other = msgspec.structs.replace(plan, model=b"another model")
+    terms = agreed({i: Identity.new() for i in range(3)}).terms(SESSION, 0, range(3), MODEL)
+    plan = SecurePlan(terms, 2, 0, 32, 32, 100_000)
+    other = with_terms(plan, model=b"another model".ljust(32))
     total = np.zeros(plan.size, np.uint32)
     add_mask(total, mask_key(plan, agree(a, b.public), 0, 1))
     add_mask(total, mask_key(plan, agree(b, a.public), 1, 0), sign=-1)
@@ -328,7 +417,7 @@ def test_case_15_a_truncated_or_reordered_cohort() -> None:
     cohort = Cohort(6)
     adverts = cohort.adverts()
     refused(cohort, "share", 0, bundle(adverts[:2]), "2 parties: the policy asks for 3")
-    refused(cohort, "share", 1, bundle(adverts[:4]), "t=5 of 4: nobody could ever")
+    refused(cohort, "share", 1, bundle(adverts[:4]), "threshold=5 of 4: nobody could ever")
     refused(cohort, "share", 2, bundle(adverts[::-1]), "ascending order")
     cohort = Cohort(6)
     cohort.until("consistent")
@@ -358,13 +447,32 @@ def test_case_16_a_vector_that_arrives_after_the_unmasking_stays_masked() -> Non
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"schema": b"imprint"}, "another schema"), ({"width": 64, "bits": 64}, "width 64"), ({"size": 6}, "size 6"),
-    ({"bits": 33}, "33 bits of 32"), ({"round": 2_000_000}, "the policy ends at 1000000"),
-    ({"neighbours": 2}, "is sparse"), ({"width": 33}, "width 33"),
+    ({"width": 64, "bits": 64}, "width 64"), ({"size": 6}, "size 6"), ({"bits": 33}, "33 bits: the policy has 32"),
+    ({"bits": 31}, "31 bits: the policy has 32"), ({"neighbours": 2}, "is sparse"), ({"width": 33}, "width 33"),
 ])  # fmt: skip
 def test_plans_against_the_policy(change: dict[str, object], words: str) -> None:
     cohort = Cohort(6)
     refused(cohort, "advertise", 0, encode(msgspec.structs.replace(cohort.plan, **change)), words)
+
+
+def test_rounds_beyond_the_policy() -> None:
+    cohort = Cohort(6)
+    cohort = Cohort(6, identities=cohort.identities, agreed=replace(cohort.agreed, rounds=3))
+    refused(cohort, "advertise", 0, encode(cohort.plan), "round 4: the policy ends after 3")
+
+
+def test_noise_in_shares_wants_enough_to_the_end() -> None:
+    """The threshold of a complete graph says how many stay; in a sparse one the survivors are counted."""
+    policy = SecurePolicy(n_min=3, size=5, noise_floor=6)
+    cohort = Cohort(6, policy=policy)
+    refused(cohort, "advertise", 0, encode(cohort.plan), "threshold=5: a party's noise is a share of what 6 add")
+    sparse = Sparse(0.05, 0.1)
+    k, t = parameters(60, sparse)
+    policy = SecurePolicy(n_min=3, size=1, noise_floor=59, sparse=sparse)
+    cohort = Cohort(60, t=t, size=1, neighbours=k, policy=policy)
+    cohort.until("consistent", drop={7: "masked"})
+    cohort.answer("consistent", 0, survivors(*(i for i in range(60) if i != 7)))
+    refused(cohort, "consistent", 1, survivors(*(i for i in range(60) if i not in (7, 8))), "58 survivors: 59 are")
 
 
 def test_vectors_must_fit_the_plan() -> None:

@@ -19,16 +19,7 @@ import atoll
 from atoll.crypto.keys import Pair, agree, derive, packed
 from atoll.crypto.mask import CHUNK, add_mask, pack, packed_bytes, unpack
 
-FIELDS = {
-    "purpose": "mask",
-    "session": b"s" * 16,
-    "round_no": 1,
-    "i": 0,
-    "j": 1,
-    "model": b"m",
-    "name": "x",
-    "width": 32,
-}
+FIELDS = {"purpose": "mask", "context": b"c" * 32, "i": 0, "j": 1}
 
 
 def stream(key: bytes, size: int, dtype: str = "uint32") -> np.ndarray:
@@ -90,9 +81,8 @@ def test_every_bit_of_derived_keys_lives() -> None:
 
 
 def test_keys_differ_with_everything_they_are_for() -> None:
-    others = [{"purpose": "share"}, {"session": b"t" * 16}, {"round_no": 2}, {"i": 2}, {"j": 2}, {"i": 1, "j": 0},
-              {"model": b"n"}, {"name": "y"}, {"width": 64}, {"model": b"mx", "name": ""},
-              {"model": b"", "name": "mx"}]  # fmt: skip
+    others = [{"purpose": "share"}, {"context": b"d" * 32}, {"i": 2}, {"j": 2}, {"i": 1, "j": 0},
+              {"purpose": "maskc", "context": b"c" * 31}]  # fmt: skip
     keys = [derive(b"k" * 32, **FIELDS | other) for other in [{}, *others]] + [derive(b"l" * 32, **FIELDS)]
     masks = [stream(key, 1000) for key in keys]
     assert len(set(keys)) == len(keys)

@@ -7,19 +7,20 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 import pytest
-from secagg_cohort import MODEL, SCHEMA, SESSION, Cohort, boxes, read, survivors
+from secagg_cohort import MODEL, SESSION, Cohort, agreed, boxes, read, survivors
 
 from atoll.crypto import graph, shamir
 from atoll.crypto.keys import Identity, Pair, Refused, agree, open_sealed, seal
 from atoll.crypto.mask import add_mask
-from atoll.crypto.secagg import Abort, Party, Plan, Policy, SpentHere, encode, rehearse
+from atoll.crypto.rehearse import rehearse_secure
+from atoll.crypto.secagg import Abort, Participant, SecurePlan, SecurePolicy, SpentHere, encode
 from atoll.crypto.secagg.messages import Advert, Boxes, Masked, Opened, adverts_digest
 
 ROWS = np.zeros((3, 2), np.uint32)
 
 
-def policy(**fields: object) -> Policy:
-    return Policy(**{"n_min": 3, "schema": b"", "size": 1} | fields)
+def policy(**fields: object) -> SecurePolicy:
+    return SecurePolicy(**{"n_min": 3, "size": 1} | fields)
 
 
 @pytest.mark.parametrize(("make", "words"), [
@@ -27,7 +28,7 @@ def policy(**fields: object) -> Policy:
     (lambda: Pair.of(bytes(33)), "a pair of 33 bytes"),
     (lambda: agree(Pair.new(), bytes(31)), "a public key of 31 bytes"),
     (lambda: agree(Pair.new(), bytes(32)), "low order"),
-    (lambda: open_sealed(bytes(32), bytes(27), session=b"", round_no=0, i=0, j=1), "a sealed text of 27 bytes"),
+    (lambda: open_sealed(bytes(32), bytes(27), context=b"", i=0, j=1), "a sealed text of 27 bytes"),
     (lambda: add_mask(np.zeros(3, np.int32), bytes(32)), "a int32 array"),
     (lambda: add_mask(np.zeros(3, np.float32), bytes(32)), "a float32 array"),
     (lambda: add_mask(np.zeros((3, 1), np.uint32), bytes(32)), "unsigned rows"),
@@ -53,11 +54,12 @@ def policy(**fields: object) -> Policy:
     (lambda: policy(n_min=2), "n_min=2"),
     (lambda: policy(width=16), "width=16"),
     (lambda: policy(size=0), "size=0"),
-    (lambda: policy(max_rounds=0), "max_rounds=0"),
+    (lambda: policy(bits=0), "bits=0: from 1 to the 32"),
+    (lambda: policy(bits=33), "bits=33"),
     (lambda: policy(fraction=Fraction(1, 2)), "fraction=1/2"),
     (lambda: policy(fraction=Fraction(1)), "fraction=1:"),
-    (lambda: rehearse(ROWS, ids=[1, 1, 2]), "each row has its own"),
-    (lambda: rehearse(ROWS, drop={0: "lunch"}), "messages are advertise, share"),
+    (lambda: rehearse_secure(ROWS, ids=[1, 1, 2]), "each row has its own"),
+    (lambda: rehearse_secure(ROWS, drop={0: "lunch"}), "messages advertise, share"),
 ])  # fmt: skip
 def test_refused(make: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -76,11 +78,11 @@ def test_a_record_counts_upwards_only() -> None:
 
 
 def test_sealed_texts_are_for_one_direction() -> None:
-    box = seal(bytes(32), b"text", session=b"s", round_no=1, i=2, j=3)
-    assert open_sealed(bytes(32), box, session=b"s", round_no=1, i=2, j=3) == b"text"
-    for change in ({"session": b"t"}, {"round_no": 2}, {"i": 3, "j": 2}, {"j": 4}):
+    box = seal(bytes(32), b"text", context=b"c", i=2, j=3)
+    assert open_sealed(bytes(32), box, context=b"c", i=2, j=3) == b"text"
+    for change in ({"context": b"d"}, {"context": b""}, {"i": 3, "j": 2}, {"j": 4}):
         with pytest.raises(Refused, match="changed on its way"):
-            open_sealed(bytes(32), box, **{"session": b"s", "round_no": 1, "i": 2, "j": 3} | change)
+            open_sealed(bytes(32), box, **{"context": b"c", "i": 2, "j": 3} | change)
 
 
 def server_refuses(cohort: Cohort, sender: int, message: bytes, words: str) -> None:
@@ -126,9 +128,16 @@ def test_the_server_refuses_a_message_and_goes_on() -> None:
     cohort.server.take(0, opened)
     for i in (1, 2):
         cohort.server.take(i, cohort.answer("unmask", i, inbox[i]))
-    total, alive = cohort.server.finish()
+    total, alive = cohort.server.finish(), cohort.server.survivors
     assert alive == (0, 1, 2, 3)
     assert (total == cohort.total(alive)).all()
+
+
+def test_the_server_asks_for_no_sum_of_too_few() -> None:
+    cohort = Cohort(6)
+    cohort.server.least = 6
+    with pytest.raises(Abort, match="5 parties sent 'masked', 6 are needed"):
+        cohort.until("consistent", drop={0: "masked"})
 
 
 def test_too_few_messages_end_the_round() -> None:
@@ -162,19 +171,20 @@ def test_wrong_shares_are_found(liar: int, about: int, drop: dict[int, str], wha
     (30, 31, "nobody"),
 ])  # fmt: skip
 def test_sparse_plans_against_the_policy(neighbours: int, t: int, words: str) -> None:
-    policy = Policy(n_min=3, schema=SCHEMA, size=5, sparse=graph.Sparse(0.05, 0.1))
-    plan = Plan(SESSION, 0, MODEL, SCHEMA, t, neighbours, 32, 32, 5)
+    policy = SecurePolicy(n_min=3, size=5, sparse=graph.Sparse(0.05, 0.1))
+    terms = agreed({i: Identity.new() for i in range(60)}).terms(SESSION, 0, range(60), MODEL)
+    plan = SecurePlan(terms, t, neighbours, 32, 32, 5)
     with pytest.raises(Abort, match=words):
         policy.check_cohort(plan, 60)
 
 
 def test_parties_know_themselves() -> None:
     identity, other = Identity.new(), Identity.new()
-    policy = Policy(n_min=3, schema=b"", size=1)
-    with pytest.raises(ValueError, match="another key for it"):
-        Party(0, identity, {0: other.public}, policy, SpentHere())
-    with pytest.raises(ValueError, match="one key twice"):
-        Party(0, identity, {0: identity.public, 1: identity.public}, policy, SpentHere())
+    for roster in ({0: other}, {1: identity}):
+        with pytest.raises(ValueError, match="another key for it"):
+            Participant(0, identity, agreed(roster), policy(), SpentHere())
+    with pytest.raises(Abort, match="one key twice"):
+        agreed({0: identity, 1: identity})
 
 
 def test_the_seed_of_the_graph_is_everybodys() -> None:

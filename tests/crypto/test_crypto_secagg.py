@@ -14,7 +14,8 @@ from secagg_cohort import Cohort
 
 from atoll.crypto.graph import Sparse, parameters
 from atoll.crypto.keys import Identity
-from atoll.crypto.secagg import STEPS, Abort, Client, bytes_sent, encode, rehearse
+from atoll.crypto.rehearse import rehearse_secure
+from atoll.crypto.secagg import STEPS, Abort, SecureClient, bytes_sent, encode
 
 GENERATOR = np.random.default_rng(11)
 KEYS = {i: Identity.new() for i in range(30)}
@@ -27,15 +28,15 @@ def rows(n: int, d: int, width: int = 32) -> np.ndarray:
 @pytest.mark.parametrize(("n", "width"), [(3, 32), (3, 64), (10, 32), (10, 64)])
 def test_sums_are_exact(n: int, width: int) -> None:
     x = rows(n, 17, width)
-    total, alive, facts = rehearse(x)
+    total, alive, cost = rehearse_secure(x)
     assert (total == x.sum(0, dtype=x.dtype)).all()
     assert alive == tuple(range(n))
-    assert facts.client_expansions == n * n  # one for each other party and one of its own
-    assert facts.server_expansions == n
+    assert cost.client_work == n * n  # one for each other party and one of its own
+    assert cost.server_work == n
 
 
 def test_three_users_by_hand() -> None:
-    total, *_ = rehearse(np.array([[1, 20], [2, 30], [4, 2**32 - 1]], np.uint32), ids=[70, 5, 9])
+    total, *_ = rehearse_secure(np.array([[1, 20], [2, 30], [4, 2**32 - 1]], np.uint32), ids=[70, 5, 9])
     assert total.tolist() == [7, 49]
 
 
@@ -45,17 +46,19 @@ def test_wrap_around_at_the_boundary(width: int) -> None:
     dtype = f"uint{width}"
     for last, expected in [(top - 1 - 3, top - 1), (top - 3, top), (top - 2, 0), (top - 1, 1)]:
         x = np.array([[1], [2], [last]], dtype)
-        assert rehearse(x, identities=KEYS).sum.tolist() == [expected]
+        assert rehearse_secure(x, identities=KEYS).sum.tolist() == [expected]
 
 
 def test_fewer_bits_give_the_sum_modulo_fewer_bits() -> None:
     x = rows(4, 1000)
     for bits in (1, 7, 23, 31, 32):
-        assert (rehearse(x, bits=bits, identities=KEYS).sum == x.sum(0, dtype=np.uint32) & np.uint32(2**bits - 1)).all()
+        assert (
+            rehearse_secure(x, bits=bits, identities=KEYS).sum == x.sum(0, dtype=np.uint32) & np.uint32(2**bits - 1)
+        ).all()
 
 
 def schedules(n: int, t: int) -> Iterator[dict[int, str]]:
-    """Every way in which n parties drop out before one of the messages; a round that is over is not gone on with.
+    """Every way in which n parties drop out before one of the messages; a round that is over is not resumed.
 
     Of the 6^5 schedules of five parties, those that only differ in what happens after too many are gone are the same.
     """
@@ -79,10 +82,10 @@ def test_every_dropout_of_five_parties() -> None:
         before = [i for i in range(5) if drop.get(i) not in STEPS[:3]]
         if len(drop) > 1:
             with pytest.raises(Abort, match="needed: the round is over"):
-                rehearse(x, drop=drop, identities=KEYS)
+                rehearse_secure(x, drop=drop, identities=KEYS)
             ended += 1
         else:
-            total, alive, _ = rehearse(x, drop=drop, identities=KEYS)
+            total, alive, _ = rehearse_secure(x, drop=drop, identities=KEYS)
             assert alive == tuple(before)
             assert (total == x[before].sum(0, dtype=np.uint32)).all()
             summed += 1
@@ -94,24 +97,24 @@ def test_thirty_parties_with_dropouts_in_every_phase() -> None:
     """Threshold 21, more than two thirds of 30: nine may drop; one more ends the round."""
     x = rows(30, 50)
     drop = {i: STEPS[i % 5] for i in range(9)}
-    total, alive, _ = rehearse(x, drop=drop, identities=KEYS)
+    total, alive, _ = rehearse_secure(x, drop=drop, identities=KEYS)
     assert alive == tuple(i for i in range(30) if drop.get(i) not in STEPS[:3])
     assert (total == x[list(alive)].sum(0, dtype=np.uint32)).all()
     with pytest.raises(Abort, match="20 shares of party"):
-        rehearse(x, drop=drop | {9: "unmask"}, identities=KEYS)
+        rehearse_secure(x, drop=drop | {9: "unmask"}, identities=KEYS)
 
 
 def test_a_threshold_of_two_thirds_is_refused_by_the_parties() -> None:
     """n = 30, t = 20: two halves of 15 and ten colluders could each give 20 shares, 2t = n + 10."""
-    with pytest.raises(Abort, match="t=20 of 30: the policy asks for 21"):
-        rehearse(rows(30, 5), t=20, identities=KEYS)
+    with pytest.raises(Abort, match="threshold=20 of 30: the policy asks for 21"):
+        rehearse_secure(rows(30, 5), threshold=20, identities=KEYS)
 
 
 def test_a_hundred_parties_with_as_many_dropouts_as_there_may_be() -> None:
     x = rows(100, 5)
     gone = GENERATOR.choice(100, 33, replace=False).tolist()
     drop = {i: STEPS[k % 5] for k, i in enumerate(gone)}
-    total, alive, _ = rehearse(x, drop=drop)
+    total, alive, _ = rehearse_secure(x, drop=drop)
     assert (total == x[list(alive)].sum(0, dtype=np.uint32)).all()
 
 
@@ -123,9 +126,9 @@ def test_bytes_are_those_of_the_formula() -> None:
     assert bytes_sent(100, d, 23) / (2 * d) == pytest.approx(1.493, abs=5e-4)
     # All that is not the vector has the same size for every vector: measured on a short one, the vector added.
     x = rows(100, 8)
-    total, _, facts = rehearse(x, bits=23)
+    total, _, cost = rehearse_secure(x, bits=23)
     assert (total == x.sum(0, dtype=np.uint32) & np.uint32(2**23 - 1)).all()
-    true = max(facts.bytes.values()) - 23 + d * 23 / 8
+    true = max(cost.bytes.values()) - 23 + d * 23 / 8
     assert 1 <= true / bytes_sent(100, d, 23) <= 1.05
 
 
@@ -135,11 +138,11 @@ def test_the_sparse_graph_sums_with_a_fifth_of_the_masks() -> None:
     k, t = parameters(200, sparse)
     x = rows(200, 3)
     drop = {10 * i: STEPS[i % 5] for i in range(20)}
-    total, alive, facts = rehearse(x, neighbours=k, t=t, assume=sparse, drop=drop)
+    total, alive, cost = rehearse_secure(x, neighbours=k, threshold=t, assume=sparse, drop=drop)
     assert (total == x[list(alive)].sum(0, dtype=np.uint32)).all()
     assert len(alive) == 188
-    assert facts.client_expansions * 5 <= 200 * 200
-    assert facts.client_expansions <= 200 * (k + 1)
+    assert cost.client_work * 5 <= 200 * 200
+    assert cost.client_work <= 200 * (k + 1)
 
 
 @pytest.mark.parametrize("drop", [{}, {0: "share", 1: "masked", 2: "consistent", 3: "unmask"}])
@@ -147,7 +150,7 @@ def test_the_sparse_graph_against_a_lying_server(drop: dict[int, str]) -> None:
     sparse = Sparse(0.05, 0.1)
     k, t = parameters(60, sparse)
     x = rows(60, 3)
-    total, alive, _ = rehearse(x, neighbours=k, assume=sparse, drop=drop)
+    total, alive, _ = rehearse_secure(x, neighbours=k, assume=sparse, drop=drop)
     assert 2 * t > k
     assert (total == x[list(alive)].sum(0, dtype=np.uint32)).all()
 
@@ -156,7 +159,7 @@ def test_a_sparse_graph_fails_closed() -> None:
     sparse = Sparse(0.05, 0.1)
     k, _ = parameters(60, sparse)
     with pytest.raises(Abort, match="needed"):
-        rehearse(rows(60, 3), neighbours=k, assume=sparse, drop=dict.fromkeys(range(25), "masked"))
+        rehearse_secure(rows(60, 3), neighbours=k, assume=sparse, drop=dict.fromkeys(range(25), "masked"))
 
 
 def test_runs_never_repeat_themselves() -> None:
@@ -181,7 +184,7 @@ class Schedules(RuleBasedStateMachine):
         self.vectors: dict[int, set[bytes]] = {i: set() for i in range(n)}
         self.opened: dict[int, set[bytes]] = {i: set() for i in range(n)}
 
-    def say(self, i: int, client: Client) -> bytes:
+    def say(self, i: int, client: SecureClient) -> bytes:
         step = STEPS[self.step]
         message = self.cohort.answer(step, i, self.inbox[i], client)
         if step == "masked":
@@ -204,13 +207,13 @@ class Schedules(RuleBasedStateMachine):
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
         i = data.draw(st.sampled_from(sorted(self.cohort.clients)))
-        self.cohort.clients[i] = Client.load(self.dumps[i][-1], self.cohort.parties[i])
+        self.cohort.clients[i] = SecureClient.load(self.dumps[i][-1], self.cohort.parties[i])
 
     @precondition(lambda self: not self.over and self.step > 0 and self.answered)
     @rule(data=st.data())
     def set_back(self, data: st.DataObject) -> None:
         i = data.draw(st.sampled_from(sorted(self.answered)))
-        old = Client.load(data.draw(st.sampled_from(self.dumps[i][:-1])), self.cohort.parties[i])
+        old = SecureClient.load(data.draw(st.sampled_from(self.dumps[i][:-1])), self.cohort.parties[i])
         with pytest.raises(Abort, match=r"already sent once|is next"):
             self.say(i, old)
 
@@ -226,7 +229,7 @@ class Schedules(RuleBasedStateMachine):
         enough = len(self.answered) >= self.cohort.t
         try:
             if self.step == 4:
-                total, alive = self.cohort.server.finish()
+                total, alive = self.cohort.server.finish(), self.cohort.server.survivors
                 assert (total == self.cohort.total(alive)).all()
                 self.over = True
             else:

@@ -10,8 +10,8 @@ import pytest
 from secagg_cohort import Cohort
 
 from atoll.crypto.keys import Identity, Pair
-from atoll.crypto.secagg import STEPS, Abort, Client
-from atoll.crypto.secagg.client import Memory
+from atoll.crypto.secagg import STEPS, Abort, SecureClient
+from atoll.crypto.secagg.client import RoundState
 
 
 def spellings(secret: bytes) -> set[str]:
@@ -34,13 +34,13 @@ def test_nothing_secret_is_said() -> None:
     inbox = cohort.until("advertise")
     for step in STEPS:
         for i, client in cohort.clients.items():
-            memory = msgspec.msgpack.decode(client.dump(), type=Memory)
+            memory = msgspec.msgpack.decode(client.dump(), type=RoundState)
             secrets += [s for s in (memory.c, memory.s, memory.seed) if s]
             secrets += [both[cut] for both in memory.shares.values() for cut in (slice(1, 33), slice(34, 66))]
             said += [repr(client), str(client), repr(client._memory), repr(client.party), f"{client.party.spent!r}"]
             said += [repr(cohort.server), repr(Pair.of(memory.c)) if memory.c else ""]
             for bad in (b"", inbox[i][:-1], inbox[i][:-1] + bytes([inbox[i][-1] ^ 1]), bytes(100_000)):
-                doomed = Client.load(client.dump(), cohort.parties[i])
+                doomed = SecureClient.load(client.dump(), cohort.parties[i])
                 try:
                     cohort.answer(step, i, bad, doomed)
                 except Abort as fault:
@@ -59,11 +59,11 @@ def test_nothing_secret_is_said() -> None:
 def test_secrets_are_dropped_when_they_have_done_their_work() -> None:
     cohort = Cohort(5)
     inbox = cohort.until("consistent")
-    memory = msgspec.msgpack.decode(cohort.clients[0].dump(), type=Memory)
+    memory = msgspec.msgpack.decode(cohort.clients[0].dump(), type=RoundState)
     assert (memory.s, memory.seed) == (b"", b"")
     with pytest.raises(Abort):
         cohort.answer("consistent", 0, b"")
-    assert msgspec.msgpack.decode(cohort.clients[0].dump(), type=Memory) == Memory("over")
+    assert msgspec.msgpack.decode(cohort.clients[0].dump(), type=RoundState) == RoundState("over")
     assert len(inbox) == 5
 
 

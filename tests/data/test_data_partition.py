@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.core.keys import generator
 from atoll.data import BadData
-from atoll.data.draws import generator
 from atoll.data.partition import SCHEMES, equal, natural, partition
 
 
@@ -90,25 +90,27 @@ def test_dirichlet_with_large_alpha_is_even_and_with_small_alpha_is_not():
     assert (skew.max(axis=0) > 400).mean() > 0.6  # most classes have one main holder
 
 
-@given(least=st.integers(0, 5), seed=st.integers(0, 200))
+@given(min_samples=st.integers(0, 5), seed=st.integers(0, 200))
 @settings(max_examples=30, deadline=None)
-def test_dirichlet_keeps_the_least(least, seed):
+def test_dirichlet_keeps_the_least(min_samples, seed):
     labels = np.arange(120) % 3
-    assert min(len(p) for p in deal("dirichlet", labels, 20, seed, alpha=0.05, least=least)) >= least
+    assert min(len(p) for p in deal("dirichlet", labels, 20, seed, alpha=0.05, min_samples=min_samples)) >= min_samples
 
 
-@given(n=st.integers(50, 500), clients=st.integers(1, 20), exponent=st.floats(0, 3), least=st.integers(0, 2))
+@given(n=st.integers(50, 500), clients=st.integers(1, 20), exponent=st.floats(0, 3), min_samples=st.integers(0, 2))
 @settings(max_examples=40, deadline=None)
-def test_power_sums_and_decays(n, clients, exponent, least):
-    sizes = sorted(len(p) for p in deal("power", np.zeros(n, int), clients, exponent=exponent, least=least))[::-1]
+def test_power_sums_and_decays(n, clients, exponent, min_samples):
+    sizes = sorted(
+        len(p) for p in deal("power", np.zeros(n, int), clients, exponent=exponent, min_samples=min_samples)
+    )[::-1]
     assert sum(sizes) == n
-    assert min(sizes) >= least
+    assert min(sizes) >= min_samples
     if exponent == 0:
         assert sizes[0] - sizes[-1] <= 1
 
 
 def test_power_sizes_by_hand():
-    sizes = [len(p) for p in deal("power", np.zeros(14), 3, exponent=1.0, least=1)]  # 1 + 11 · (6, 3, 2)/11
+    sizes = [len(p) for p in deal("power", np.zeros(14), 3, exponent=1.0, min_samples=1)]  # 1 + 11 · (6, 3, 2)/11
     assert sorted(sizes) == [3, 4, 7]
 
 
@@ -140,11 +142,11 @@ def test_natural_keys():
         ("iid", 0, {}, "clients = 0 cannot be: give a whole number, 1 or more"),
         ("iid", 2.5, {}, "clients = 2.5 cannot be"),
         ("dirichlt", 2, {}, "did you mean 'dirichlet'"),
-        ("dirichlet", 2, {"alfa": 1}, r"did you mean 'alpha'\? \(known: alpha, least\)"),
+        ("dirichlet", 2, {"alfa": 1}, r"did you mean 'alpha'\? \(known: alpha, min_samples\)"),
         ("iid", 2, {"alpha": 1}, "known: none"),
         ("dirichlet", 2, {"alpha": 0}, "alpha = 0 cannot be: give a number"),
-        ("dirichlet", 4, {"least": 3}, "too few for 4 clients with at least 3 each: ask for at most 3"),
-        ("power", 4, {"least": 3}, "ask for at most 3"),
+        ("dirichlet", 4, {"min_samples": 3}, "too few for 4 clients with at least 3 each: ask for at most 3"),
+        ("power", 4, {"min_samples": 3}, "ask for at most 3"),
         ("power", 4, {"exponent": -1}, "0 or more"),
         ("power", 4, {"exponent": "x"}, "exponent = 'x' cannot be"),
         ("iid", "3", {}, "clients = '3' cannot be"),

@@ -32,7 +32,7 @@ def test_a_job_file_says_it_all():
     assert len(made) == 7
     assert made.recipe == job["data"]
     assert np.array_equal(made.train.x, straight.train.x)
-    assert np.array_equal(made.own.y, straight.own.y)
+    assert np.array_equal(made.local.y, straight.local.y)
     assert np.array_equal(build(straight.recipe, seed=99).train.x, straight.train.x)  # its seed is pinned
 
 
@@ -88,7 +88,7 @@ def test_check_names_the_party():
         (federation(y=[0, -1, 2, 0]), "party north has label -1"),
         (federation(y=[1, 1, 1, 1]), "all parties together hold only class 1"),
         (replace(federation(), test=Silos(spoilt, np.zeros(4, int), np.array([0, 2, 4]))), "test part 1 has nan"),
-        (replace(federation(), own=Silos(spoilt, np.zeros(4, int), np.array([0, 2, 4]))), "party south has nan"),
+        (replace(federation(), local=Silos(spoilt, np.zeros(4, int), np.array([0, 2, 4]))), "party south has nan"),
     ]:
         with pytest.raises(BadData, match=sentence):
             check(made)

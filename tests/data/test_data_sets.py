@@ -83,7 +83,7 @@ def test_mnist_writers():
     made = load("mnist_writers").split()
     assert len(made) == 539
     assert (made.train.sizes.min(), made.train.sizes.max(), np.median(made.train.sizes)) == (19, 131, 116)
-    assert made.own is None  # the writers of the test images are others
+    assert made.local is None  # the writers of the test images are others
     assert len(load("mnist_writers").split(50, "writer")) == 50
 
 
@@ -116,7 +116,7 @@ def test_shakespeare():
     assert 4.0e6 < characters < 4.4e6
     assert (table.y == 257).sum() + (table.test_y == 257).sum() == 1340
     k = max(range(1340), key=lambda k: len(made.train[k][1]))
-    (x, y), (later, _) = made.train[k], made.own[k]
+    (x, y), (later, _) = made.train[k], made.local[k]
     assert x[0, 0] == 256
     assert np.array_equal(x.ravel()[1:], y.ravel()[:-1])  # the windows of a speaker follow each other
     assert later[0, 0] == y[-1, -1]
@@ -163,7 +163,7 @@ def test_heart_disease():
     assert healthy == [164, 188, 8, 51]
     made = load("heart_disease").split()
     assert made.train.sizes.sum() == 736
-    assert made.own.sizes.sum() == made.test.sizes.sum() == 184
+    assert made.local.sizes.sum() == made.test.sizes.sum() == 184
     check(made)
 
 

@@ -22,22 +22,22 @@ def table(n=60, **more):
 @settings(max_examples=60, deadline=None)
 def test_train_and_own_are_disjoint_and_complete(clients, test, by, seed):
     made = table().split(clients, by, seed=seed, test=test)
-    rows = made.train.x[:, 0].tolist() + ([] if made.own is None else made.own.x[:, 0].tolist())
+    rows = made.train.x[:, 0].tolist() + ([] if made.local is None else made.local.x[:, 0].tolist())
     assert sorted(rows) == list(range(60))
     assert (made.train.sizes >= 1).all()
     assert made.train.index is None
-    whole = made.train.sizes if made.own is None else made.train.sizes + made.own.sizes
+    whole = made.train.sizes if made.local is None else made.train.sizes + made.local.sizes
     assert whole.sum() == 60
-    if made.own is not None:
-        assert (made.own.sizes[whole > 1] >= 1).all()
-        assert (made.own.sizes[whole == 1] == 0).all()
+    if made.local is not None:
+        assert (made.local.sizes[whole > 1] >= 1).all()
+        assert (made.local.sizes[whole == 1] == 0).all()
     for x, y in made.train:
         assert (x[:, 0] % 3 == y).all()
 
 
 def test_own_test_is_the_fraction_of_each_party():
     made = table(100).split(5, test=0.25)
-    assert made.own.sizes.tolist() == [5] * 5
+    assert made.local.sizes.tolist() == [5] * 5
     assert made.train.sizes.tolist() == [15] * 5
 
 
@@ -56,11 +56,11 @@ def test_keys_name_the_parties_and_take_their_own_test_rows():
     made = table(keys=keys).holdout(0.2, 1).split()
     assert made.parties == ("a", "b", "c")
     assert made.train.sizes.sum() == 48
-    assert made.own.sizes.sum() == 12
+    assert made.local.sizes.sum() == 12
     for k, name in enumerate("bca"):  # row i carries key "bca"[i % 3]
         party = made.parties.index(name)
         assert (made.train[party][0] % 3 == k).all()
-        assert (made.own[party][0] % 3 == k).all()
+        assert (made.local[party][0] % 3 == k).all()
     assert made.recipe == {"use": "toy"}
     some = table(keys=keys).split(2, "ward", seed=4)
     assert len(some) == 2
@@ -94,10 +94,18 @@ def test_save_and_open(tmp_path):
     made = build({"use": "digits", "clients": 5, "by": "dirichlet", "test": 0.2}, seed=3)
     back = Federated.open(made.save(tmp_path))
     assert back.recipe == made.recipe
-    for room in ("train", "own", "test"):
+    for split in ("train", "local", "test"):
         for part in ("x", "y", "offsets"):
-            assert np.array_equal(getattr(getattr(made, room), part), getattr(getattr(back, room), part))
+            assert np.array_equal(getattr(getattr(made, split), part), getattr(getattr(back, split), part))
     check(back)
+
+
+def test_own_test_data_that_release_0_1_saved_is_not_lost_in_silence(tmp_path):
+    build({"use": "digits", "clients": 5, "test": 0.2}).save(tmp_path)
+    for path in tmp_path.glob("local.*"):
+        path.rename(tmp_path / path.name.replace("local", "own"))
+    with pytest.raises(BadData, match=r"saved by release 0\.1, .* rename its files own\.\*\.npy to local\.\*\.npy"):
+        Federated.open(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import spawn
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def printed(name: str, tmp_path: Path, *options: str) -> str:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = spawn.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -63,3 +64,18 @@ def test_rsa_is_not_enough(tmp_path: Path) -> None:
     text = printed("rsa_is_not_enough", tmp_path)
     assert re.search(r"RSA +E\(a\)·E\(b\) decrypts to a\+b +no", text)
     assert re.search(r"Paillier +E\(a\)·E\(b\) decrypts to a\+b +yes", text)
+
+
+def test_canaries_refute_what_is_not_so(tmp_path: Path) -> None:
+    rows = printed("canary_audit", tmp_path).splitlines()[1:]
+    assert [row.endswith("not refuted") for row in rows] == [True, False, False] * 2
+
+
+def test_gossip_keeps_the_mean_and_meets_at_the_rate_of_its_matrix(tmp_path: Path) -> None:
+    text = printed("gossip", tmp_path)
+    moved = re.search(r"the mean moved by (\S+)", text)
+    rate = re.search(r"shrinks by (\S+) a round; the second eigenvalue is (\S+)", text)
+    assert moved
+    assert float(moved[1]) < 1e-12
+    assert rate
+    assert abs(float(rate[1]) - float(rate[2])) < 1e-5

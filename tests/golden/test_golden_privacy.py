@@ -28,7 +28,7 @@ def images() -> atoll.Federated:
 def train(*stages: Stage, rate: float = 0.1, combine: object = None, rounds: int = 100) -> atoll.Run:
     select = atoll.Poisson(rate) if rate < 1 else atoll.All()
     channel = atoll.Channel(stages, combine or atoll.Sum())  # type: ignore[arg-type]
-    job = atoll.Job(atoll.FedAvg(MODEL, 1, 10, 0.1), select, channel, rounds=rounds, every=rounds)
+    job = atoll.Job(atoll.FedAvg(MODEL, 1, 10, 0.1), select, channel, rounds=rounds, eval_every=rounds)
     return atoll.simulate(job, images(), seed=0)
 
 
@@ -67,7 +67,7 @@ def test_the_noise_is_as_long_as_its_formula_says() -> None:
 
 def test_secure_sums_train_as_well_as_plain_ones() -> None:
     plain = accuracy(train(atoll.Weigh()))
-    secure = accuracy(train(atoll.Clip(2.0), atoll.Weigh(most=20), atoll.Ring(16), combine=atoll.SecureSum()))
+    secure = accuracy(train(atoll.Clip(2.0), atoll.Weigh(max_weight=20), atoll.Ring(16), combine=atoll.SecureSum()))
     assert abs(plain - secure) <= 0.003
 
 

@@ -98,7 +98,7 @@ def test_local_work_pays_with_iid_data_only(images: atoll.data.Table) -> None:
 
 def test_when_to_federate_iid() -> None:
     data = atoll.data.load("mnist_t10k").split(100, by="iid", seed=0)
-    job = atoll.Job(atoll.FedAvg(MODEL, 5, 10, 0.1), atoll.Uniform(0.1), rounds=20, every=20)
+    job = atoll.Job(atoll.FedAvg(MODEL, 5, 10, 0.1), atoll.Uniform(0.1), rounds=20, eval_every=20)
     found = atoll.compare(job, data)
     assert found.alone_all.mean() == pytest.approx(0.69, abs=0.02)
     assert found.federated_all == pytest.approx(0.90, abs=0.02)
@@ -107,7 +107,7 @@ def test_when_to_federate_iid() -> None:
 
 def test_when_to_federate_shards() -> None:
     data = atoll.data.load("mnist_t10k").split(100, by="shards", seed=0)
-    job = atoll.Job(atoll.FedAvg(MODEL, 5, 10, 0.1), atoll.Uniform(0.1), rounds=100, every=100)
+    job = atoll.Job(atoll.FedAvg(MODEL, 5, 10, 0.1), atoll.Uniform(0.1), rounds=100, eval_every=100)
     found = atoll.compare(job, data)
     assert found.alone_own.mean() == pytest.approx(0.97, abs=0.02)
     assert found.federated_all == pytest.approx(0.87, abs=0.02)

@@ -22,7 +22,7 @@ def test_fixed_points(steps: int, published: float) -> None:
     from dataclasses import replace
 
     method = atoll.FedAvg(replace(model, dtype="float64"), epochs=steps, batch=None, lr=LR)
-    run = atoll.simulate(atoll.Job(method, atoll.All(), rounds=400, every=400), data)
+    run = atoll.simulate(atoll.Job(method, atoll.All(), rounds=400, eval_every=400), data)
     g = 1 - (1 - LR * H) ** steps
     assert run.vector[0] == pytest.approx((g * C).sum() / g.sum(), abs=1e-9)
     assert run.vector[0] == pytest.approx(published, abs=1e-5)

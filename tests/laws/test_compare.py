@@ -60,9 +60,9 @@ def test_own_test_data_is_used_where_a_party_has_some() -> None:
     x = np.array([[-1.0], [1.0]] * 4, np.float32)
     up, down = (x[:, 0] > 0).astype(np.int32), (x[:, 0] < 0).astype(np.int32)
     data = atoll.data.federate([(x, up), (x, down), (x[:1], up[:1])], test=(x, up), classes=2)
-    own = Silos(x, down, np.array([0, 3, 8, 8]))  # party 0 is tested on what it never saw
+    local = Silos(x, down, np.array([0, 3, 8, 8]))  # party 0 is tested on what it never saw
     job = atoll.Job(atoll.FedAvg(softmax(), 5, None, 1.0), atoll.All(), rounds=2)
-    weighed, tested = atoll.compare(job, data), atoll.compare(job, replace(data, own=own))
+    weighed, tested = atoll.compare(job, data), atoll.compare(job, replace(data, local=local))
     assert weighed.alone_own.tolist() == [1, 0, 1]
     assert tested.alone_own.tolist() == [0, 1, 1]
     assert np.array_equal(tested.alone_all, weighed.alone_all)
@@ -75,19 +75,19 @@ def test_sequences_are_scored_on_their_own_test_data() -> None:
     x = np.zeros((2, 3), np.float32)
     y = np.array([[0, 1, 0], [0, 2, 2]], np.int32)
     data = atoll.data.federate([(x, y), (x, np.ones((2, 3), np.int32))], test=(x, y), classes=3)
-    own = Silos(np.zeros((3, 3), np.float32), np.array([*y, [1, 1, 2]], np.int32), np.array([0, 2, 3]))
+    local = Silos(np.zeros((3, 3), np.float32), np.array([*y, [1, 1, 2]], np.int32), np.array([0, 2, 3]))
     job = atoll.Job(atoll.FedAvg(ones, lr=1e-6), atoll.All(), rounds=1)
     assert atoll.compare(job, data).federated_own.tolist() == [0.25, 0.25]
-    assert atoll.compare(job, replace(data, own=own)).federated_own.tolist() == [0.25, 1.0]
+    assert atoll.compare(job, replace(data, local=local)).federated_own.tolist() == [0.25, 1.0]
 
 
 def test_numbers_are_scored_on_their_own_test_data() -> None:
     """Where own numbers are all the same there is nothing to explain, and everybody's score stands in."""
     model, data = quadratic([3.0, -1.0, 1.0])
     y = np.array([1.0, 3.0, 4.0, 7.0, 7.0, 7.0])
-    own = Silos(np.zeros((6, 1)), y, np.array([0, 3, 6, 6]))
+    local = Silos(np.zeros((6, 1)), y, np.array([0, 3, 6, 6]))
     job = atoll.Job(atoll.FedAvg(model, 1, None, 0.5), atoll.All(), rounds=3)
-    found = atoll.compare(job, replace(data, own=own))
+    found = atoll.compare(job, replace(data, local=local))
     b = descend(0, 1.0, [0.5] * 3)
     mine = 1 - ((y[:3] - b) ** 2).sum() / ((y[:3] - y[:3].mean()) ** 2).sum()
     assert found.federated_own == pytest.approx([mine, r2(b), r2(b)], abs=1e-12)

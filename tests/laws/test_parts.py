@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import atoll
-from atoll.catalogue import PARTS, build, find
 from atoll.core.wire import Wire, chain
 from atoll.data.federated import Federated
+from atoll.job.catalogue import PARTS, build, find
 from atoll.testing import (
     check_combine,
     check_method,
@@ -26,9 +26,10 @@ from atoll.testing import (
 # A noise's scale comes from a bound, and what it is divided by must not tell who came.
 BOUNDED = (atoll.Clip(1.0), atoll.Average("expected"))
 STAGES: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {  # each stage with those that it needs before it
-    "weigh": [(atoll.Weigh(), ()), (atoll.Weigh(most=20.0), (atoll.Clip(1.0),))],
+    "weigh": [(atoll.Weigh(), ()), (atoll.Weigh(max_weight=20.0), (atoll.Clip(1.0),))],
     "average": [(atoll.Average(), ()), (atoll.Average("expected"), ())],
     "clip": [(atoll.Clip(1.0), ()), (atoll.Clip(0.5, quantile=0.5), ())],
+    "train_loss": [(atoll.TrainLoss(), ()), (atoll.TrainLoss(5.0), (atoll.Clip(1.0),))],
     "ring": [(atoll.Ring(), BOUNDED)],
     "gaussian": [
         (atoll.Gaussian(0.7), BOUNDED),
@@ -36,7 +37,10 @@ STAGES: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {  # each stage with thos
         (atoll.Gaussian(0.7, "local"), BOUNDED),
         (atoll.Gaussian(0.7, "distributed"), (*BOUNDED, atoll.Ring())),
     ],
-    "tree": [(atoll.Tree(0.7, every=8), BOUNDED), (atoll.Tree(0.7, every=8), (*BOUNDED, atoll.Ring()))],
+    "tree_noise": [
+        (atoll.TreeNoise(0.7, every=8), BOUNDED),
+        (atoll.TreeNoise(0.7, every=8), (*BOUNDED, atoll.Ring())),
+    ],
     "top_k": [(atoll.TopK(0.3), ())],
     "random_k": [(atoll.RandomK(0.3), ())],
     "quantise": [(atoll.Quantise(4), ())],
@@ -44,18 +48,21 @@ STAGES: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {  # each stage with thos
     "rotate": [(atoll.Rotate(), ())],
     "low_rank": [(atoll.LowRank(2), ())],
 }
-IN_RING = chain(*BOUNDED, atoll.Ring())(Wire(40, 5))[0]
-WHOLE = Wire(6, 5, mean=True, shapes=((6,),))
+IN_RING = chain(*BOUNDED, atoll.Ring())(Wire.of(40, 5))[0]
+WHOLE = Wire.of(6, 5, divisor="answers", shapes=((6,),))
 COMBINES = {  # each combine with the wire that it stands on
     "sum": [(atoll.Sum(), None), (atoll.Sum(), IN_RING)],
     "each": [(atoll.Each(atoll.Mean()), None), (atoll.Each(atoll.Median()), None)],
-    "buffered": [(atoll.Buffered(enough=5), WHOLE), (atoll.Buffered(enough=5, power=0.0, most=0), WHOLE)],
+    "buffered": [
+        (atoll.Buffered(buffer_size=5), WHOLE),
+        (atoll.Buffered(buffer_size=5, power=0.0, max_staleness=0), WHOLE),
+    ],
     "secure_sum": [(atoll.SecureSum(), IN_RING)],
     "light_sum": [(atoll.LightSum(), IN_RING)],
     "encrypted_sum": [(atoll.EncryptedSum(), IN_RING)],
 }
 NEEDED = {  # what parts that cannot be made of nothing are made of
-    "each": {"rule": "median"}, "over": {"select": {"use": "count", "number": 4}}, "trace": {"file": "t.csv"},
+    "each": {"rule": "median"}, "oversample": {"select": {"use": "count", "number": 4}}, "trace": {"file": "t.csv"},
     "budget": {"epsilon": 1.0}, "trimmed_mean": {"f": 2}, "clip": {"norm": 1.0},
 }  # fmt: skip
 
@@ -118,7 +125,7 @@ def test_clip_leaves_short_vectors_alone() -> None:
 
 
 def test_weigh_erases_the_bound_and_average_keeps_it() -> None:
-    wire = Wire(10, 5)
+    wire = Wire.of(10, 5)
     assert chain(atoll.Clip(1.0), atoll.Weigh())(wire)[0].l2 is None
     assert chain(atoll.Clip(1.0), atoll.Average())(wire)[0].l2 == 1.0
 
@@ -174,7 +181,7 @@ def test_what_makes_no_sense_is_refused(unequal: Federated) -> None:
 @pytest.mark.parametrize(("make", "words"), [
     (lambda: atoll.Clip(0.0), "positive"), (lambda: atoll.Uniform(1.5), "fraction"),
     (lambda: atoll.Poisson(0.0), "rate"), (lambda: atoll.Count(0), "at least one"),
-    (lambda: atoll.Over(atoll.All(), 0.5), "factor"), (lambda: atoll.Flaky(0.0), "probability"),
+    (lambda: atoll.Oversample(atoll.All(), 0.5), "factor"), (lambda: atoll.Flaky(0.0), "probability"),
     (lambda: atoll.FedAvg(MODEL, lr=-1.0), "lr"), (lambda: atoll.FedAvg(MODEL, epochs=0), "epoch"),
     (lambda: atoll.FedAvg(MODEL, batch=0), "batch"), (lambda: atoll.FedSGD(MODEL, by="mail"), "gradients"),
     (lambda: atoll.Job(atoll.FedAvg(MODEL), rounds=0), "rounds"), (lambda: atoll.TrimmedMean(-1), "f="),
@@ -194,7 +201,7 @@ def test_an_optimiser_that_the_backend_has_not_is_refused_when_the_method_is_mad
 ) -> None:
     with pytest.raises(ValueError, match=words):
         atoll.FedAvg(atoll.models.softmax(backend=backend), optimiser=atoll.optimiser(name))
-    at_the_server = atoll.Server(atoll.optimiser("lion"), 0.01)
+    at_the_server = atoll.ServerOptimiser(atoll.optimiser("lion"), 0.01)
     assert atoll.FedAvg(atoll.models.softmax(backend=backend), server=at_the_server).server == at_the_server
 
 

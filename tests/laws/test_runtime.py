@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.core.effects import Ask, drive, keep, note
-from atoll.core.party import Handler, Samples
+from atoll.core.effects import Ask, checkpoint, drive, note
+from atoll.core.party import Handler, Remembered, Samples
+from atoll.core.question import Layout, Leaf, Question
+from atoll.core.world import World
 from atoll.crypto.keys import Refused
 from atoll.data.federated import Federated
 from atoll.journal import Journal
-from atoll.runtimes.simulate import Simulator
-from atoll.runtimes.workers import Chunk, Worker
+from atoll.runtimes.local.simulator import Simulator
+from atoll.runtimes.local.worker import Chunk, Worker
 from atoll.testing import Echo, Loopback, check_runtime
 
 
@@ -47,9 +49,8 @@ def made() -> Iterator[list[Simulator]]:
 @pytest.mark.parametrize(("workers", "loop"), [(0, False), (0, True), (1, False), (3, False)])
 def test_simulator_is_a_runtime(workers: int, loop: bool, made: list[Simulator]) -> None:
     def make(handlers: Mapping[str, Handler], samples: Samples) -> Simulator:
-        made.append(
-            Simulator(handlers, {"train": samples}, 0, world=Calm(), journal=Journal(), workers=workers, loop=loop)
-        )
+        args: Any = {"availability": Calm(), "journal": Journal(), "workers": workers, "loop": loop}
+        made.append(Simulator(handlers, {"train": samples}, World(), **args))
         return made[-1]
 
     check_runtime(make)
@@ -60,53 +61,55 @@ def test_loopback_is_a_runtime() -> None:
 
 
 def test_the_network_is_a_runtime(tmp_path: Path) -> None:
-    """A hall on a real socket, and eleven parties with a line of their own. (Ray's: tests/runtimes.)"""
+    """A hub on a real socket, and eleven parties with a line of their own. (Ray's: tests/runtimes.)"""
     pytest.importorskip("grpc")
-    from atoll.runtimes.network.calls import Times
-    from atoll.runtimes.network.hall import Hall
-    from atoll.runtimes.network.message import AnswerHead, Hello, QuestionHead, read_envelope, write_envelope
-    from atoll.runtimes.network.parcel import Header, header_of
-    from atoll.runtimes.network.store import Store
-    from atoll.runtimes.network.tls import Insecure
+    from atoll.runtimes.network.messages.calls import Times
+    from atoll.runtimes.network.messages.envelope import AnswerHead, Hello, QuestionHead, read_envelope, write_envelope
+    from atoll.runtimes.network.messages.payload import Header, header_of
+    from atoll.runtimes.network.messages.trees import read_tree, write_tree
+    from atoll.runtimes.network.server.hub import Hub
+    from atoll.runtimes.network.server.store import Store
     from atoll.runtimes.network.transport import PartyTransport, ServerTransport
-    from atoll.runtimes.network.trees import Layout, Leaf, read_tree, write_tree
+    from atoll.runtimes.network.trust.tls import Insecure
 
     times = Times(wait=5.0, answer=60.0, silence=30.0, grace=0.2, patience=5.0)
     data = Layout({"x": Leaf("float32", (1,)), "y": Leaf("int32", ())})
     answers = Layout({"vector": Leaf("float32", (1, 5)), "asked": Leaf("float64", (1,)), "me": Leaf("int64", (1,))})
 
+    question = Question("contribute", Layout({"rows": Leaf("float32", (11, 5)), "t": Leaf("int")}), answers)
+
     def take_part(line: PartyTransport, me: int, worker: Worker) -> None:
-        memory: Mapping[str, Any] = {}
+        memory: Remembered | None = None
         with suppress(Refused):  # it is over
             while True:
-                parcel = line.pull()
-                if parcel is None:
+                payload = line.pull()
+                if payload is None:
                     continue
-                with parcel:
-                    head, body = read_envelope(QuestionHead, parcel.header.envelope), parcel.body.read()
+                with payload:
+                    head, body = read_envelope(QuestionHead, payload.header.envelope), payload.body.read()
                 tree = read_tree(body, len(body))
                 answer = worker.answer(Chunk(head.what, head.t, np.array([me]), memory, ()), tree)
-                memory, sent = answer.memory, write_tree(answer.each)
+                memory, sent = Remembered(np.ones(1, bool), answer.memory), write_tree(answer.each)
                 made = header_of("answer", "x", sent)
                 about = AnswerHead(head.run, head.number, made.size, made.sha256, 0.0)
                 line.push(Header(made.kind, made.id, made.size, made.sha256, write_envelope(about)), sent)
 
     with ExitStack() as stack:
 
-        def make(handlers: Mapping[str, Handler], samples: Samples) -> Hall:
+        def make(handlers: Mapping[str, Handler], samples: Samples) -> Hub:
             names = [f"party{k}" for k in range(len(samples.offsets) - 1)]
             store = stack.enter_context(Store(tmp_path))
             store.enrol([(name, f"key of {name}") for name in names])
             store.create("run")
             store.move("run", "running")
-            hall = Hall(
-                "run", store, Journal(), Worker({}, {}, 0), {"contribute": answers}, data=data, job="",
+            hub = Hub(
+                "run", store, Journal(), Worker({}, {}, World()), {"contribute": question}, data=data, job="",
                 manifest=bytes(32), key_of=lambda name: f"key of {name}", times=times,
             )  # fmt: skip
-            server = ServerTransport("127.0.0.1:0", Insecure("server"), hall, times=times, folder=tmp_path)
+            server = ServerTransport("127.0.0.1:0", Insecure("server"), hub, times=times, folder=tmp_path)
             address = server.start()
             stack.callback(server.stop)
-            worker = Worker(handlers, {"train": samples}, 0)
+            worker = Worker(handlers, {"train": samples}, World())
             for me, name in enumerate(names):
                 line = PartyTransport(address, Insecure(name), times=times)
                 stack.callback(line.close)
@@ -114,8 +117,8 @@ def test_the_network_is_a_runtime(tmp_path: Path) -> None:
                 thread = threading.Thread(target=take_part, args=(line, me, worker))
                 thread.start()
                 stack.callback(thread.join, 30)
-            stack.callback(hall.end, "the test is over")
-            return hall
+            stack.callback(hub.end, "the test is over")
+            return hub
 
         check_runtime(make, exact=False)
 
@@ -125,8 +128,8 @@ def test_folds_have_the_same_bits_for_any_number_of_workers(made: list[Simulator
     samples = atoll.data.Silos(np.zeros((40, 1)), np.zeros(40, np.int32), np.arange(41))
     sums = []
     for workers in (0, 1, 2, 5):
-        args: Any = {"world": Calm(), "journal": Journal(), "workers": workers}
-        made.append(Simulator({"contribute": Echo()}, {"train": samples}, 0, **args))
+        args: Any = {"availability": Calm(), "journal": Journal(), "workers": workers}
+        made.append(Simulator({"contribute": Echo()}, {"train": samples}, World(), **args))
         ask = Ask(np.arange(40), "contribute", {"rows": rows, "t": 0}, fold=("vector",))
         sums.append(made[-1].ask(ask).sums["vector"].tobytes())
     assert len(set(sums)) == 1
@@ -134,8 +137,9 @@ def test_folds_have_the_same_bits_for_any_number_of_workers(made: list[Simulator
 
 def test_the_lost_are_absent_and_enough_is_enough(made: list[Simulator]) -> None:
     samples = atoll.data.Silos(np.zeros((9, 1)), np.zeros(9, np.int32), np.arange(10))
-    made.append(Simulator({"contribute": Echo()}, {"train": samples}, 0, world=Calm((1, 5)), journal=Journal()))
-    replies = made[0].ask(Ask(np.arange(9), "contribute", {"rows": np.ones((9, 2)), "t": 0}, enough=4))
+    args: Any = {"availability": Calm((1, 5)), "journal": Journal()}
+    made.append(Simulator({"contribute": Echo()}, {"train": samples}, World(), **args))
+    replies = made[0].ask(Ask(np.arange(9), "contribute", {"rows": np.ones((9, 2)), "t": 0}, goal=4))
     assert replies.parties.tolist() == [0, 2, 3, 4]
     assert replies.facts["lost"] == 2
 
@@ -143,12 +147,13 @@ def test_the_lost_are_absent_and_enough_is_enough(made: list[Simulator]) -> None
 def test_who_answers_after_the_deadline_is_absent(made: list[Simulator]) -> None:
     """Party k takes k seconds."""
     samples = atoll.data.Silos(np.zeros((9, 1)), np.zeros(9, np.int32), np.arange(10))
-    made.append(Simulator({"contribute": Echo()}, {"train": samples}, 0, world=Calm((1,)), journal=Journal()))
+    args: Any = {"availability": Calm((1,)), "journal": Journal()}
+    made.append(Simulator({"contribute": Echo()}, {"train": samples}, World(), **args))
     body = {"rows": np.ones((9, 2)), "t": 0}
     replies = made[0].ask(Ask(np.arange(9), "contribute", body, within=4.0))
     assert replies.parties.tolist() == [0, 2, 3, 4]
     assert replies.facts["lost"] == 5
-    few = made[0].ask(Ask(np.arange(9), "contribute", body, within=4.0, enough=2))
+    few = made[0].ask(Ask(np.arange(9), "contribute", body, within=4.0, goal=2))
     assert few.parties.tolist() == [0, 2]
     assert not len(made[0].ask(Ask(np.arange(5, 9), "contribute", body, within=4.0)))
 
@@ -156,7 +161,7 @@ def test_who_answers_after_the_deadline_is_absent(made: list[Simulator]) -> None
 def test_a_program_may_only_ask_keep_and_note() -> None:
     async def program() -> int:
         await note("hello", a=1)
-        await keep({"t": 0})
+        await checkpoint({"t": 0})
         return 3
 
     runtime = Loopback({}, atoll.data.Silos(np.zeros((1, 1)), np.zeros(1), np.arange(2)))
@@ -168,8 +173,8 @@ def test_a_program_may_only_ask_keep_and_note() -> None:
 def test_over_selection_completes_rounds_despite_dropouts(digits: Federated) -> None:
     """papers.md, target 16 (d): 130 % over-selection with 10 % drop-out completes at least 99 % of rounds."""
     job = atoll.Job(
-        atoll.FedAvg(atoll.models.softmax(), batch=None), atoll.Over(atoll.Count(50), 1.3), rounds=200, every=200,
-        availability=atoll.Always(drop=0.1),
+        atoll.FedAvg(atoll.models.softmax(), batch=None), atoll.Oversample(atoll.Count(50), 1.3), rounds=200,
+        eval_every=200, availability=atoll.Always(drop=0.1),
     )  # fmt: skip
     data = atoll.data.pooled(digits, 300, 2, seed=0)
     rounds = [f for f in atoll.simulate(job, data).facts if f["what"] == "round"]
@@ -178,12 +183,18 @@ def test_over_selection_completes_rounds_despite_dropouts(digits: Federated) -> 
 
 
 def test_offline_parties_are_not_asked(digits: Federated) -> None:
-    from atoll.core.method import History, Roster
+    from atoll.core.method import History, Population
 
     online = atoll.Flaky(0.5).online(3, 1000, seed=1)
     assert online is not None
     assert 400 < len(online) < 600
-    for select in (atoll.All(), atoll.Uniform(0.1), atoll.Poisson(0.3), atoll.BySize(20), atoll.Over(atoll.Count(30))):
-        pick = select.pick(0, Roster(np.ones(1000), online), History(), 0)
+    for select in (
+        atoll.All(),
+        atoll.Uniform(0.1),
+        atoll.Poisson(0.3),
+        atoll.BySize(20),
+        atoll.Oversample(atoll.Count(30)),
+    ):
+        pick = select.pick(0, Population(np.ones(1000), online), History(), {}, World(0))
         assert np.isin(pick.cohort, online).all()
         assert (np.diff(pick.cohort) > 0).all()

@@ -12,12 +12,13 @@ from scipy import stats
 
 import atoll
 from atoll.core.keys import draw, rng, uniform
-from atoll.core.method import History, Roster
+from atoll.core.method import History, Population
+from atoll.core.world import World
 
 
 def picks(select: object, n: int, rounds: int, seed: int = 0, sizes: object = None) -> list[np.ndarray]:
-    roster = Roster(np.ones(n) if sizes is None else sizes)  # type: ignore[arg-type]
-    return [select.pick(t, roster, History(), seed).cohort for t in range(rounds)]  # type: ignore[attr-defined]
+    population = Population(np.ones(n) if sizes is None else sizes)  # type: ignore[arg-type]
+    return [select.pick(t, population, History(), {}, World(seed)).cohort for t in range(rounds)]  # type: ignore[attr-defined]
 
 
 def test_uniform_asks_a_fraction_and_at_least_one() -> None:

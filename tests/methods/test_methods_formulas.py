@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.core.method import Population, RoundInfo
+from atoll.core.world import World
 from atoll.models import functions
 
 W = np.array([1.0, -2.0, 0.5, 0.0])
@@ -63,7 +65,7 @@ MOMENTS = {"server_lr": LR, "b1": B1, "b2": B2, "eps": TAU}
     ("method", "formula"),
     [
         (atoll.FedAvg(MODEL), lambda w: plain(w, 1.0)),
-        (atoll.FedAvg(MODEL, server=atoll.Server(lr=LR)), lambda w: plain(w, LR)),
+        (atoll.FedAvg(MODEL, server=atoll.ServerOptimiser(lr=LR)), lambda w: plain(w, LR)),
         (atoll.fedavgm(MODEL, server_lr=LR, momentum=B1), momentum),
         (atoll.fedadam(MODEL, **MOMENTS), adam),
         (atoll.fedyogi(MODEL, **MOMENTS), yogi),
@@ -72,10 +74,10 @@ MOMENTS = {"server_lr": LR, "b1": B1, "b2": B2, "eps": TAU}
     ids=["fedavg", "server.lr", "fedavgm", "fedadam", "fedyogi", "fedadagrad"],
 )
 def test_two_merges_are_the_formula(method: Any, formula: Callable[[np.ndarray], np.ndarray]) -> None:
-    state = method.init(0)
+    state = method.init(World(0), Population(np.ones(3)))
     assert state["params"].tolist() == W.tolist()
-    for change in CHANGES:
-        state = method.merge(state, {"delta": change})
+    for t, change in enumerate(CHANGES):
+        state = method.server_update(state, {"delta": change}, RoundInfo(t, 3, 3, 3, np.arange(3)))
     assert state["params"].dtype == np.float64
     assert np.allclose(state["params"], formula(W), rtol=0, atol=1e-12)
     assert state["t"] == 2

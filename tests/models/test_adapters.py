@@ -14,6 +14,7 @@ import torch
 from flax import linen, nnx
 
 from atoll.core.party import Group
+from atoll.core.world import World
 from atoll.data.federated import Silos
 from atoll.models import Fit, Model, cnn, linear, mlp, softmax
 from atoll.models.adapters import equinox, flax, functions, module
@@ -30,7 +31,7 @@ def group(shape: tuple[int, ...] = SHAPE, outputs: int = OUTPUTS, kind: str = "c
     if kind == "text":
         x = rng.integers(0, outputs, (n, *shape)).astype(np.uint8)
         y = np.roll(x, -1, 1).astype(np.int32)
-    return Group(np.arange(3), Silos(x, y, np.array([0, 7, 19, 22])), np.arange(3), 0, 0)
+    return Group(np.arange(3), Silos(x, y, np.array([0, 7, 19, 22])), np.arange(3), World(0), 0)
 
 
 def own() -> tuple[Model, np.ndarray]:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from atoll.core.party import Group
+from atoll.core.world import World
 from atoll.data.federated import Silos
 from atoll.methods.fedavg import FedAvg, FedProx
 from atoll.methods.fedsgd import FedSGD
 from atoll.models import ExampleDP, Fit, Model, char_lstm, cnn, linear, mlp, module, optimiser, softmax
 from atoll.models.batches import poisson_batches
-from atoll.models.private import clipped
+from atoll.models.example_dp import clipped
 from atoll.testing import check_part
 
 SIZES = (7, 23, 0, 1, 12)  # unequal parties, one of them empty
@@ -40,7 +41,7 @@ def silos(shape: tuple[int, ...], outputs: int, sizes: tuple[int, ...] = SIZES, 
 
 def group(samples: Silos, t: int = 0, me: list[int] | None = None, seed: int = 0) -> Group:
     chosen = np.arange(len(samples)) if me is None else np.array(me)
-    return Group(chosen, samples, chosen, seed, t)
+    return Group(chosen, samples, chosen, World(seed), t)
 
 
 def started(model: Model) -> np.ndarray:
@@ -66,12 +67,12 @@ def test_is_a_part_that_refuses_what_cannot_be() -> None:
 
 
 def test_what_the_ledger_is_told() -> None:
-    private = ExampleDP()
-    assert private.per_round(60_000, 1, 256) == (256 / 60_000, 235)
-    assert private.per_round(600, 5, 10) == (10 / 600, 300)
-    assert private.per_round(600, 5, None) == (1.0, 5)
-    assert private.per_round(7, 2, 10) == (1.0, 2)
-    assert private.per_round(0, 2, 10) == private.per_round(0, 2, None) == (0.0, 0)
+    example_dp = ExampleDP()
+    assert example_dp.per_round(60_000, 1, 256) == (256 / 60_000, 235)
+    assert example_dp.per_round(600, 5, 10) == (10 / 600, 300)
+    assert example_dp.per_round(600, 5, None) == (1.0, 5)
+    assert example_dp.per_round(7, 2, 10) == (1.0, 2)
+    assert example_dp.per_round(0, 2, 10) == example_dp.per_round(0, 2, None) == (0.0, 0)
 
 
 FRAMEWORKS: dict[str, tuple[Any, Any]] = {
@@ -135,7 +136,7 @@ def test_one_example_moves_the_sum_by_no_more_than_the_clip(backend: str, seed: 
     w = rng.normal(size=model.size).astype(np.float32)
 
     def total(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        how = Fit(private=ExampleDP(clip, 0.0))
+        how = Fit(example_dp=ExampleDP(clip, 0.0))
         change = model.fit(w * 0, group(Silos(x, y, np.array([0, len(x)]))), how, 1.0)[0]
         return -len(x) * change.astype(np.float64)
 
@@ -152,7 +153,7 @@ def test_a_step_by_hand(backend: str) -> None:
     """Squared loss at w = 0: the gradient of (x, y) is (−y·x, −y); (3, 4) with y = 1 has length √26."""
     x, y = np.array([[3, 4], [0.1, 0]], np.float32), np.array([1, 1], np.float32)
     model = on(backend, linear(), (2,), 1)
-    how = Fit(private=ExampleDP(2.0, 0.0))
+    how = Fit(example_dp=ExampleDP(2.0, 0.0))
     found = model.fit(np.zeros(3, np.float32), group(Silos(x, y, np.array([0, 2]))), how, 1.0)[0]
     expect = (np.array([3, 4, 1]) * 2 / np.sqrt(26) + np.array([0.1, 0, 1])) / 2
     np.testing.assert_allclose(found, expect, rtol=1e-5)
@@ -165,9 +166,9 @@ def test_noise_of_a_step(backend: str, batch: int | None) -> None:
     clip, n = 1e-6, 200
     model = on(backend, softmax(), (2000,), 10)
     samples = silos((2000,), 10, (n,))
-    how = Fit(1, batch, private=ExampleDP(clip, 1e6))
+    how = Fit(1, batch, example_dp=ExampleDP(clip, 1e6))
     w = np.zeros(model.size, np.float32)
-    steps = how.private.per_round(n, 1, batch)[1] if how.private else 0
+    steps = how.example_dp.per_round(n, 1, batch)[1] if how.example_dp else 0
     change = model.fit(w, group(samples), how, 1.0)[0].astype(np.float64)
     spread = clip * 1e6 / (batch or n) * np.sqrt(steps)
     assert abs(change.std() / spread - 1) < 0.03
@@ -235,9 +236,9 @@ def test_a_step_that_drew_nobody_takes_its_noise(backend: str) -> None:
     samples = silos((3,), 3, (9,))
     t = next(t for t in range(100) if poisson_batches(group(samples, t), 1, 1).real[0].tolist().count(0) > 3)
     model = on(backend, softmax(), (3,), 3)
-    private, w = ExampleDP(1e-6, 1e6), np.zeros(12, np.float32)
-    found = model.fit(w, group(samples, t), Fit(1, 1, private=private), 0.5)[0]
-    noise = sum(private.noise(group(samples, t), 0, s, 12, "float32") for s in range(9))
+    example_dp, w = ExampleDP(1e-6, 1e6), np.zeros(12, np.float32)
+    found = model.fit(w, group(samples, t), Fit(1, 1, example_dp=example_dp), 0.5)[0]
+    noise = sum(example_dp.noise(group(samples, t), 0, s, 12, "float32") for s in range(9))
     np.testing.assert_allclose(found, -0.5 * np.asarray(noise), atol=1e-4)
 
 
@@ -257,7 +258,7 @@ CASES: dict[str, tuple[Model, tuple[int, ...], int, str]] = {
 def test_backends_agree_and_a_group_is_its_singles(case: str) -> None:
     model, shape, outputs, kind = CASES[case]
     samples = silos(shape, outputs, kind=kind)
-    how = Fit(2, 5, private=ExampleDP(0.5, 0.7))
+    how = Fit(2, 5, example_dp=ExampleDP(0.5, 0.7))
     ours, theirs = (on(backend, model, shape, outputs) for backend in BACKENDS)
     w = started(ours)
     found = ours.fit(w, group(samples), how, 0.1)
@@ -277,34 +278,36 @@ def test_without_clip_and_noise_it_is_plain_training(case: str, backend: str) ->
     model = on(backend, model, shape, outputs)
     w, g = started(model), group(samples, me=[0, 1])
     plain = model.fit(w, g, Fit(2), 0.1)
-    np.testing.assert_allclose(model.fit(w, g, Fit(2, private=SILENT), 0.1), plain, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(model.fit(w, g, Fit(2, example_dp=SILENT), 0.1), plain, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_tilt_pull_and_optimiser_come_after_the_noise(backend: str, name: str) -> None:
-    samples, private = silos((6,), 4), ExampleDP(0.5, 0.7)
+    samples, example_dp = silos((6,), 4), ExampleDP(0.5, 0.7)
     model = replace(on(backend, softmax(), (6,), 4), dtype="float64")
     w, g = started(model), group(samples, me=[1, 4])
     tilt = np.random.default_rng(5).normal(size=(2, model.size))
     used = optimiser(name, **({"momentum": 0.9} if name == "sgd" else {}))
-    first = w - model.fit(w, g, Fit(private=private), 1.0)  # the noised gradient
+    first = w - model.fit(w, g, Fit(example_dp=example_dp), 1.0)  # the noised gradient
     if name == "sgd":
         moved = w - 0.1 * (first + tilt)
-        np.testing.assert_allclose(model.fit(w, g, Fit(1, None, used, 0.3, private), 0.1, tilt), moved, atol=1e-12)
+        np.testing.assert_allclose(model.fit(w, g, Fit(1, None, used, 0.3, example_dp), 0.1, tilt), moved, atol=1e-12)
     else:
-        moved = model.fit(w, g, Fit(1, None, used, 0.3, private), 0.1, tilt)
+        moved = model.fit(w, g, Fit(1, None, used, 0.3, example_dp), 0.1, tilt)
         np.testing.assert_allclose(moved, w - 0.1 * np.sign(first + tilt), atol=1e-5)
     silent = Fit(3, None, used, 0.3, SILENT)
     np.testing.assert_allclose(
-        model.fit(w, g, silent, 0.1, tilt[0]), model.fit(w, g, replace(silent, private=None), 0.1, tilt[0]), atol=1e-9
+        model.fit(w, g, silent, 0.1, tilt[0]),
+        model.fit(w, g, replace(silent, example_dp=None), 0.1, tilt[0]),
+        atol=1e-9,
     )
 
 
 def test_modules_of_ones_own() -> None:
     made = module(lambda: torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 4)))
     model, samples = made.bind((6,), 4), silos((6,), 4)
-    how = Fit(1, 5, private=ExampleDP(0.5, 0.7))
+    how = Fit(1, 5, example_dp=ExampleDP(0.5, 0.7))
     w = model.init(0)
     found = model.fit(w, group(samples), how, 0.1)
     assert np.isfinite(found).all()
@@ -317,25 +320,27 @@ def test_an_example_is_the_mean_of_its_labels() -> None:
     model, samples = made.bind((5,), 9), silos((5,), 9, kind="text")
     w, g = model.init(0), group(samples, me=[1])
     plain = model.fit(w, g, Fit(2), 0.1)
-    np.testing.assert_allclose(model.fit(w, g, Fit(2, private=SILENT), 0.1), plain, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(model.fit(w, g, Fit(2, example_dp=SILENT), 0.1), plain, rtol=0, atol=1e-6)
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
 def test_methods_pass_it_on() -> None:
-    samples, private = silos((6,), 4), ExampleDP(0.5, 0.7)
+    samples, example_dp = silos((6,), 4), ExampleDP(0.5, 0.7)
     model = softmax().bind((6,), 4)
     w, g = started(model), group(samples)
-    share = {"params": w, "lr": 0.1}
-    for method in (FedAvg(model, private=private), FedProx(model, 0.3, private=private)):
-        expect = model.fit(w, g, Fit(1, 10, prox=method.prox, private=private), 0.1) - w
-        assert np.array_equal(method.task(share, g).vector["delta"], expect)
-    by_gradients = FedSGD(model, private=private).task(share, g).vector["gradients"]
-    by_weights = FedSGD(model, by="weights", private=private).task(share, g).vector["weights"]
+    broadcast = {"params": w, "lr": 0.1}
+    for method in (FedAvg(model, example_dp=example_dp), FedProx(model, 0.3, example_dp=example_dp)):
+        expect = model.fit(w, g, Fit(1, 10, prox=method.prox, example_dp=example_dp), 0.1) - w
+        assert np.array_equal(method.client_update(broadcast, g).vector["delta"], expect)
+    by_gradients = FedSGD(model, example_dp=example_dp).client_update(broadcast, g).vector["gradients"]
+    by_weights = FedSGD(model, by="weights", example_dp=example_dp).client_update(broadcast, g).vector["weights"]
     np.testing.assert_allclose(w - 0.1 * by_gradients, by_weights, atol=1e-6)
-    plain = FedSGD(model).task(share, g).vector["gradients"]
-    np.testing.assert_allclose(FedSGD(model, private=SILENT).task(share, g).vector["gradients"], plain, atol=1e-6)
+    plain = FedSGD(model).client_update(broadcast, g).vector["gradients"]
+    np.testing.assert_allclose(
+        FedSGD(model, example_dp=SILENT).client_update(broadcast, g).vector["gradients"], plain, atol=1e-6
+    )
 
 
 def test_it_learns_with_noise() -> None:
@@ -345,5 +350,5 @@ def test_it_learns_with_noise() -> None:
     x = (rng.normal(size=(400, 4)) + 3 * (2 * y[:, None] - 1)).astype(np.float32)
     model = softmax().bind((4,), 2)
     samples = Silos(x, y.astype(np.int32), np.array([0, 400]))
-    w = model.fit(model.init(0), group(samples), Fit(2, 40, private=ExampleDP(1.0, 1.1)), 0.5)[0]
+    w = model.fit(model.init(0), group(samples), Fit(2, 40, example_dp=ExampleDP(1.0, 1.1)), 0.5)[0]
     assert (model.scores(w, x).argmax(1) == y).mean() > 0.98

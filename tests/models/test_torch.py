@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from atoll.core.party import Group
+from atoll.core.world import World
 from atoll.data.federated import Silos
 from atoll.models import Fit, Model, Optimiser, char_lstm, cnn, lenet, linear, logistic, mlp, optimiser, softmax
 from atoll.models.layers import Conv, Dense, Flatten, Image, Lstm, Pool, Relu
@@ -38,7 +39,7 @@ def silos(shape: tuple[int, ...], outputs: int, kind: str = "classes", sizes: tu
 
 def group(samples: Silos, t: int = 0, me: list[int] | None = None) -> Group:
     chosen = np.arange(len(samples)) if me is None else np.array(me)
-    return Group(chosen, samples, chosen, 0, t)
+    return Group(chosen, samples, chosen, World(0), t)
 
 
 def both(model: Model, shape: tuple[int, ...], outputs: int) -> tuple[Model, Model]:
@@ -325,9 +326,9 @@ def test_counts_of_parameters() -> None:
 
 
 def test_widths() -> None:
-    assert softmax(backend="torch").bind((784,), 10).width == 125
-    assert softmax(backend="torch").bind((2000,), 10).width == 1
-    assert mlp((4,), backend="torch").bind((5,), 2).width == 1
+    assert softmax(backend="torch").bind((784,), 10).group_size == 125
+    assert softmax(backend="torch").bind((2000,), 10).group_size == 1
+    assert mlp((4,), backend="torch").bind((5,), 2).group_size == 1
     assert sorted(OPTIMISERS) == ["adagrad", "adam", "adamw", "rmsprop", "sgd"]
 
 
@@ -335,7 +336,7 @@ def test_torch_is_imported_only_where_it_computes() -> None:
     code = (
         "import sys, atoll.models, atoll.models.adapters, atoll.models.torch_engine\n"
         "model = atoll.models.mlp(backend='torch').bind((4,), 2)\n"
-        "model.width, model.init(0)\n"
+        "model.group_size, model.init(0)\n"
         "assert not {'torch', 'jax', 'flax', 'equinox'} & set(sys.modules)\n"
         "sys.modules['torch'] = None\n"
         "try: model.scores(model.init(0), None)\n"

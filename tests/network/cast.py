@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,10 @@ from typing import Any
 import numpy as np
 
 import atoll
+import spawn
 from atoll.core.tree import leaves
-from atoll.jobfile import parse
+from atoll.core.world import World
+from atoll.job.file import parse
 
 
 def parameters(tree: Mapping[str, Any]) -> np.ndarray:
@@ -28,20 +29,21 @@ def simulated(job: str) -> np.ndarray:
     return parameters(atoll.simulate(said.job, build(said.data, said.seed), said.seed).params)
 
 
-def take_part(address: str, folder: str, name: str, server: str, policy: str, seeded: bool) -> None:
+def take_part(address: str, folder: str, name: str, server: str, policy: str, repeats: bool) -> None:
     """Join, in a process of its own."""
     import sys
 
-    from atoll.join import join
-    from atoll.runtimes.network.policy import Policy
-    from atoll.runtimes.network.roster import load_key, peer_of
-    from atoll.runtimes.network.tls import PartySide
+    from atoll.runtimes.network.party.join import join
+    from atoll.runtimes.network.party.policy import Policy
+    from atoll.runtimes.network.trust.roster import load_key, peer_of
+    from atoll.runtimes.network.trust.tls import PartyTLS
 
     log = (Path(folder) / f"{name}.log").open("a", buffering=1)
     sys.stderr = log
-    credentials = PartySide(load_key(Path(folder) / f"{name}.key"), peer_of(server))
+    credentials = PartyTLS(load_key(Path(folder) / f"{name}.key"), peer_of(server))
     why = join(address, credentials, name, Policy.parse(policy, "the test's policy"), Path(folder) / name,
-               server=server, seeded=seeded, say=lambda text: print(text, file=log))  # fmt: skip
+               server=server, world=World.rehearsed if repeats else World.real,
+               say=lambda text: print(text, file=log))  # fmt: skip
     print(f"ended: {why}", file=log)
 
 
@@ -51,11 +53,11 @@ class Cast:
 
     folder: Path
     names: Sequence[str]
-    seeded: bool = True  # noise and rounding by address: only so can a served run equal a simulated one
+    repeats: bool = True  # noise and rounding by address: only so can a served run equal a simulated one
     processes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from atoll.runtimes.network.roster import line_of, new_key
+        from atoll.runtimes.network.trust.roster import line_of, new_key
 
         self.server = new_key(self.folder, "server")
         lines = [line_of(new_key(self.folder, name)) for name in self.names]
@@ -68,12 +70,10 @@ class Cast:
         return f'allow_plain = true\nallow_metrics = true\nroster = "{self.roster}"\ndata = {mine}\n'
 
     def join(self, address: str, name: str, policy: str) -> Any:
-        from atoll.runtimes.network.roster import line_of
+        from atoll.runtimes.network.trust.roster import line_of
 
-        context = multiprocessing.get_context("spawn")
-        args = (address, str(self.folder), name, line_of(self.server), policy, self.seeded)
-        process = context.Process(target=take_part, args=args)
-        process.start()
+        args = (address, str(self.folder), name, line_of(self.server), policy, self.repeats)
+        process = spawn.process(take_part, *args)
         self.processes[name] = process
         return process
 
@@ -98,9 +98,9 @@ class Cast:
 
     def open(self, job: str, **settings: Any) -> str:
         from atoll.data import build
-        from atoll.runtimes.network.roster import RosterFile
-        from atoll.runtimes.network.tls import ServerSide
-        from atoll.serve import serve
+        from atoll.runtimes.network.server.serve import serve
+        from atoll.runtimes.network.trust.roster import RosterFile
+        from atoll.runtimes.network.trust.tls import ServerTLS
 
         said, file, ready = parse(job, "the test"), RosterFile(self.roster), threading.Event()
 
@@ -112,9 +112,10 @@ class Cast:
             try:
                 self.found["served"] = serve(
                     said.job, build(said.data, said.seed), said.seed, address="127.0.0.1:0",
-                    credentials=ServerSide(self.server, file),
+                    credentials=ServerTLS(self.server, file),
                     roster=lambda: file.now().texts,
-                    folder=self.folder / "run", seeded=self.seeded, ready=listening, **settings,
+                    folder=self.folder / "run", world=World.rehearsed if self.repeats else World.real,
+                    ready=listening, **settings,
                 )  # fmt: skip
             except BaseException as error:
                 self.found["error"] = error

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from atoll.crypto.keys import Refused
-from atoll.runtimes.network.calls import Times
-from atoll.runtimes.network.roster import RosterFile, line_of, new_key, peer_of
-from atoll.runtimes.network.tls import PartySide, ServerSide
+from atoll.runtimes.network.messages.calls import Times
 from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+from atoll.runtimes.network.trust.roster import RosterFile, line_of, new_key, peer_of
+from atoll.runtimes.network.trust.tls import PartyTLS, ServerTLS
 
 FIGURES = pytest.StashKey[list[str]]()
 
@@ -84,15 +84,15 @@ class Federation:
         self.path.write_text("# who may come\n" + "".join(f"{line_of(member)}\n" for member in members))
 
     def serve(self, **settings: Any) -> str:
-        side = settings.pop("side", None) or ServerSide(self.hub, self.roster)
+        side = settings.pop("side", None) or ServerTLS(self.hub, self.roster)
         self.server = ServerTransport("127.0.0.1:0", side, self.service, folder=self.folder, **settings)
         self.address = self.server.start()
         return self.address
 
     def party(self, member: Any = None, **settings: Any) -> Any:
-        from atoll.runtimes.network.tls import PartySide
+        from atoll.runtimes.network.trust.tls import PartyTLS
 
-        side = settings.pop("side", None) or PartySide(member or self.alice, self.pin)
+        side = settings.pop("side", None) or PartyTLS(member or self.alice, self.pin)
         settings.setdefault("times", Times(patience=1.0))
         end = PartyTransport(settings.pop("address", None) or self.address, side, folder=self.folder, **settings)
         self.ends.append(end)
@@ -100,7 +100,7 @@ class Federation:
 
     def line(self, member: Any) -> Any:
         """A channel without retries or diagnosis."""
-        return PartySide(member, self.pin).channel(self.address, [("grpc.use_local_subchannel_pool", 1)])
+        return PartyTLS(member, self.pin).channel(self.address, [("grpc.use_local_subchannel_pool", 1)])
 
     def raw(self, call: str, message: Any, member: Any = None) -> Any:
         """One call on such a channel."""

@@ -14,10 +14,10 @@ import grpc
 import pytest
 
 from atoll.crypto.keys import Refused
-from atoll.runtimes.network.calls import Times, Unreachable
-from atoll.runtimes.network.parcel import CHUNK, header_of, messages_of
-from atoll.runtimes.network.roster import line_of, peer_of
-from atoll.runtimes.network.tls import Insecure, PartySide, ServerSide, Unknown
+from atoll.runtimes.network.messages.calls import Times, Unreachable
+from atoll.runtimes.network.messages.payload import CHUNK, header_of, messages_of
+from atoll.runtimes.network.trust.roster import line_of, peer_of
+from atoll.runtimes.network.trust.tls import Insecure, PartyTLS, ServerTLS, Unknown
 
 MB = 1 << 20
 SOON = 2.0  # seconds in which whoever may not come in has heard why
@@ -133,7 +133,7 @@ def refusal(party: Any, figure: Figure) -> str:
 
 def test_another_server_is_not_trusted(federation: Any, figure: Figure) -> None:
     federation.serve()
-    side = PartySide(federation.alice, peer_of(line_of(federation.mallory).replace("mallory", "hub")))
+    side = PartyTLS(federation.alice, peer_of(line_of(federation.mallory).replace("mallory", "hub")))
     assert "is not hub: its key is not" in refusal(federation.party(side=side), figure)
     assert not federation.service.calls
 
@@ -142,10 +142,10 @@ def test_certificates_that_have_expired(federation: Any, figure: Figure) -> None
     federation.serve()
     old = timedelta(hours=-1)
     assert "certificate of alice has expired" in refusal(
-        federation.party(side=PartySide(federation.alice, federation.pin, old)), figure
+        federation.party(side=PartyTLS(federation.alice, federation.pin, old)), figure
     )
     federation.server.stop(0)
-    federation.serve(side=ServerSide(federation.hub, federation.roster, old))
+    federation.serve(side=ServerTLS(federation.hub, federation.roster, old))
     assert "certificate of the server" in refusal(federation.party(), figure)
     assert not federation.service.calls
 

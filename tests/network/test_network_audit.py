@@ -21,8 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.runtimes.network.audit import START, Audit, Broken, spent_this_month, verify
-from atoll.runtimes.network.disk import Unwritable
+import spawn
+from atoll.core.errors import Unwritable
+from atoll.runtimes.network.party.audit import START, AuditLog, Broken, spent_this_month, verify
 
 NOON = datetime(2025, 6, 15, 12, tzinfo=UTC)
 BODY = sha256(b"body").hexdigest()
@@ -33,9 +34,9 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def filled(path: Path, lines: int = 4) -> bytes:
-    with Audit(path, clock=lambda: NOON) as audit:
+    with AuditLog(path, clock=lambda: NOON) as audit:
         for k in range(lines):
-            audit.left(job="j", question=k, asked="contribute", size=10 * k, digest=BODY, epsilon=k / 2)
+            audit.left(job="j", question=k, asked="train/contribute", size=10 * k, digest=BODY, epsilon=k / 2)
     return path.read_bytes()
 
 
@@ -50,9 +51,10 @@ def forged(body: dict[str, Any] | list[Any]) -> bytes:
 
 def test_a_line_says_what_left(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    with Audit(path, clock=lambda: NOON) as audit:
+    with AuditLog(path, clock=lambda: NOON) as audit:
         assert audit.head == START
-        first = audit.left(job="j", question=7, asked="contribute", size=400, digest=BODY, epsilon=0.5)
+        first = audit.left(job="j", question=7, asked="train/contribute", size=400, digest=BODY, epsilon=0.5,
+                           contributes=True)  # fmt: skip
         second = audit.append("refused", job="k", why="too large")
         assert audit.head == second
     one, two = path.read_bytes().splitlines()
@@ -61,7 +63,7 @@ def test_a_line_says_what_left(tmp_path: Path) -> None:
     assert found.pop("self") == sha256(one[: one.index(b',"self"')]).hexdigest()
     assert found == {
         "n": 1, "time": "2025-06-15T12:00:00+00:00", "before": START, "what": "left", "job": "j", "question": 7,
-        "asked": "contribute", "bytes": 400, "sha256": BODY, "epsilon": 0.5,
+        "asked": "train/contribute", "bytes": 400, "sha256": BODY, "contributes": True, "epsilon": 0.5,
     }  # fmt: skip
     assert json.loads(two)["before"] == first
     assert verify(path) == 2
@@ -71,7 +73,7 @@ def test_a_line_says_what_left(tmp_path: Path) -> None:
 def test_it_goes_on_where_it_ended(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     for k in range(5):
-        with Audit(path) as audit:
+        with AuditLog(path) as audit:
             audit.append("start", k=k)
     assert verify(path) == 5
     assert [line["n"] for line in lines_of(path)] == [1, 2, 3, 4, 5]
@@ -80,7 +82,7 @@ def test_it_goes_on_where_it_ended(tmp_path: Path) -> None:
 def test_a_line_is_on_disk_before_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The size that is synced is the size after the line."""
     path, synced, sync = tmp_path / "audit.jsonl", list[int](), os.fsync
-    with Audit(path) as audit:
+    with AuditLog(path) as audit:
         monkeypatch.setattr(os, "fsync", lambda fd: (sync(fd), synced.append(os.fstat(fd).st_size))[0])
         for _ in range(3):
             audit.append("start")
@@ -98,7 +100,7 @@ def test_a_line_is_on_disk_before_append_returns(tmp_path: Path, monkeypatch: py
 def test_facts_that_cannot_be_are_refused_and_leave_no_trace(tmp_path: Path, facts: Any) -> None:
     path = tmp_path / "audit.jsonl"
     before = filled(path)
-    with Audit(path) as audit:
+    with AuditLog(path) as audit:
         with pytest.raises(ValueError, match=r".+"):
             audit.append("left", **facts)
         assert path.read_bytes() == before
@@ -108,7 +110,7 @@ def test_facts_that_cannot_be_are_refused_and_leave_no_trace(tmp_path: Path, fac
 
 def test_threads_write_one_chain(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    with Audit(path) as audit:
+    with AuditLog(path) as audit:
         threads = [
             threading.Thread(target=lambda k=k: [audit.append("x", k=k) for _ in range(20)]) for k in range(8)
         ]  # fmt: skip
@@ -121,15 +123,15 @@ def test_threads_write_one_chain(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    with Audit(path), pytest.raises(Unwritable, match="in use by another process"):
-        Audit(path)
-    with Audit(path) as audit:
+    with AuditLog(path), pytest.raises(Unwritable, match=f"^{tmp_path} is in use by another process"):
+        AuditLog(path)
+    with AuditLog(path) as audit:
         audit.append("x")
 
 
 def test_a_place_where_no_file_can_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="choose another file for the audit"):
-        Audit(tmp_path / "missing" / "audit.jsonl")
+        AuditLog(tmp_path / "missing" / "audit.jsonl")
 
 
 # ---- tampering
@@ -194,7 +196,7 @@ def test_nothing_is_added_to_a_broken_log(tmp_path: Path) -> None:
     bad = filled(path).replace(b'"bytes":10', b'"bytes":11')
     path.write_bytes(bad)
     with pytest.raises(Broken, match=r"line 2: it was changed.*start a new one"):
-        Audit(path)
+        AuditLog(path)
     assert path.read_bytes() == bad
     with pytest.raises(Broken):
         spent_this_month(path, NOON)
@@ -212,7 +214,7 @@ def test_a_torn_last_line_is_cut_off_and_noted_wherever_it_tears(tmp_path: Path)
         with pytest.raises(Broken, match="line 3: the last line has no end"):
             verify(path)
         assert spent_this_month(path, NOON) == 0.5  # of the second line: the third was never acknowledged
-        with Audit(path) as audit:
+        with AuditLog(path) as audit:
             audit.append("on")
         torn = good[len(whole) : size]
         found = lines_of(path)
@@ -225,8 +227,8 @@ def test_a_torn_last_line_is_cut_off_and_noted_wherever_it_tears(tmp_path: Path)
 WRITER = """
 import sys
 from pathlib import Path
-from atoll.runtimes.network.audit import Audit
-with Audit(Path(sys.argv[1])) as audit:
+from atoll.runtimes.network.party.audit import AuditLog
+with AuditLog(Path(sys.argv[1])) as audit:
     k = 0
     while True:
         k += 1
@@ -239,14 +241,14 @@ def test_a_writer_killed_between_or_in_writes_has_every_line_it_told_of(tmp_path
     for seed in range(12):
         chance = random.Random(seed)
         command = [sys.executable, "-c", WRITER, str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        with spawn.start(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout
             lines = [writer.stdout.readline() for _ in range(chance.randrange(1, 20))]
             time.sleep(chance.random() * 0.01)
             writer.send_signal(signal.SIGKILL)
             lines += writer.stdout.readlines()
         told |= {line.strip() for line in lines if line.endswith("\n")}
-        Audit(path).close()
+        AuditLog(path).close()
         hashes = {sha256(line).hexdigest() for line in path.read_bytes().splitlines()}
         assert verify(path) == len(hashes)
         assert hashes >= told
@@ -256,10 +258,10 @@ def test_a_writer_killed_between_or_in_writes_has_every_line_it_told_of(tmp_path
 FILLER = """
 import resource, sys
 from pathlib import Path
-from atoll.runtimes.network.audit import Audit
-from atoll.runtimes.network.disk import Unwritable
+from atoll.runtimes.network.party.audit import AuditLog
+from atoll.core.errors import Unwritable
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-with Audit(Path(sys.argv[1])) as audit:
+with AuditLog(Path(sys.argv[1])) as audit:
     try:
         while True:
             print(audit.append("left", job="j", epsilon=1), flush=True)
@@ -276,7 +278,7 @@ def test_a_full_disk_ends_in_a_sentence_and_the_log_is_whole(tmp_path: Path) -> 
         f"cannot write {path}: File too large; nothing leaves without a line in it: free some space, then join again"
     )
     assert verify(path) == len(told) > 5
-    with Audit(path) as audit:
+    with AuditLog(path) as audit:
         assert audit.head == told[-1]
         audit.append("on")
 
@@ -286,10 +288,10 @@ def test_a_full_disk_ends_in_a_sentence_and_the_log_is_whole(tmp_path: Path) -> 
 
 def spend(path: Path, *entries: tuple[datetime, str, float | None]) -> None:
     now = [NOON]
-    with Audit(path, clock=lambda: now[0]) as audit:
+    with AuditLog(path, clock=lambda: now[0]) as audit:
         for when, job, epsilon in entries:
             now[0] = when
-            audit.left(job=job, question=1, asked="contribute", size=1, digest=BODY, epsilon=epsilon)
+            audit.left(job=job, question=1, asked="train/contribute", size=1, digest=BODY, epsilon=epsilon)
 
 
 def test_the_most_of_each_job_is_summed_over_jobs(tmp_path: Path) -> None:

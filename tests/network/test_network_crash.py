@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 from test_network_store import NONE, ROSTER, a_store, check_whole, digest  # noqa: F401
 
-from atoll.runtimes.network.store import Store
+import spawn
+from atoll.runtimes.network.server.store import Store
 
 # ---- threads
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_sixteen_threads_that_push_at_once_count_once(store: Store, tmp_path: Path, keep: bool) -> None:
-    q = store.open_question("r", "contribute", 0, [0, 1, 2])
+    q = store.open_question("r", "train/contribute", 0, [0, 1, 2])
     start, said = threading.Barrier(16), list[tuple[int, str, str]]()
 
     def push(k: int) -> None:
@@ -47,7 +48,7 @@ def test_sixteen_threads_that_push_at_once_count_once(store: Store, tmp_path: Pa
 def test_closing_while_threads_push_counts_what_was_told(store: Store) -> None:
     """Whoever was told "accepted" is in the answers, and nobody else, wherever the close falls."""
     store.enrol([(f"p{k}", f"k{k}") for k in range(40)])
-    q = store.open_question("r", "contribute", 0, range(4, 44))
+    q = store.open_question("r", "train/contribute", 0, range(4, 44))
     said: dict[int, str] = {}
     threads = [
         threading.Thread(target=lambda p=p: said.update({p: store.accept(q, p, NONE)})) for p in range(4, 44)
@@ -70,7 +71,7 @@ WRITER = """
 import random, sys
 from hashlib import sha256
 from pathlib import Path
-from atoll.runtimes.network.store import Store
+from atoll.runtimes.network.server.store import Store
 
 def say(*words):
     print(*words, flush=True)
@@ -84,7 +85,7 @@ with Store(folder) as store:
     store.move(f"r{seed}", "running")
     say("run", f"r{seed}")
     while True:
-        q = store.open_question(f"r{seed}", "contribute", 0, range(5))
+        q = store.open_question(f"r{seed}", "train/contribute", 0, range(5))
         say("open", q)
         for party in chance.sample(range(5), 4):
             body = chance.randbytes(chance.choice([10, 5000, 300_000]))
@@ -105,7 +106,7 @@ def test_a_writer_killed_at_any_moment_leaves_all_it_told_and_nothing_half(tmp_p
     for seed in range(32):
         chance = random.Random(seed)
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(seed)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        with spawn.start(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout
             lines = [writer.stdout.readline() for _ in range(chance.randrange(1, 30))]
             time.sleep(chance.random() * 0.01)
@@ -141,8 +142,8 @@ FILLER = """
 import resource, sys
 from hashlib import sha256
 from pathlib import Path
-from atoll.runtimes.network.disk import Unwritable
-from atoll.runtimes.network.store import Store
+from atoll.core.errors import Unwritable
+from atoll.runtimes.network.server.store import Store
 
 limit, size = int(sys.argv[2]), int(sys.argv[3])
 with Store(Path(sys.argv[1])) as store:
@@ -151,7 +152,7 @@ with Store(Path(sys.argv[1])) as store:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
         while True:
-            q = store.open_question("r", "contribute" * 20, 0, range(4))
+            q = store.open_question("r", "train/contribute" * 20, 0, range(4))
             for party in range(4):
                 body = b"x" * (q * size)
                 print(store.accept(q, party, sha256(body).hexdigest(), body if size else None), q, party, flush=True)
@@ -198,6 +199,6 @@ def test_a_full_disk_ends_in_a_sentence_and_with_space_it_goes_on(tmp_path: Path
         subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
         with Store(disk) as store:
             store.move("r", "running")
-            assert store.accept(store.open_question("r", "contribute", 0, [0]), 0, NONE, b"") == "accepted"
+            assert store.accept(store.open_question("r", "train/contribute", 0, [0]), 0, NONE, b"") == "accepted"
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import spawn
+
 pytest.importorskip("grpc")
 
 from cast import Cast, parameters, simulated
 
 import atoll
 from atoll.core.wire import Mismatch
-from atoll.job import assemble
+from atoll.core.world import World
+from atoll.job.assemble import assemble
 
 RECIPE = '{ use = "digits", clients = 6, test = 0.2 }'
 JOB = f"""
@@ -31,17 +33,17 @@ select = "all"
 
 def stand(parent: str, folder: str, name: str, server: str, roster: str, first: int) -> None:
     """Be an edge, in a process of its own."""
-    from atoll.edge import Below, edge
-    from atoll.runtimes.network.policy import Policy
-    from atoll.runtimes.network.roster import RosterFile, load_key, peer_of
-    from atoll.runtimes.network.tls import PartySide, ServerSide
+    from atoll.runtimes.network.edge import Downstream, edge
+    from atoll.runtimes.network.party.policy import Policy
+    from atoll.runtimes.network.trust.roster import RosterFile, load_key, peer_of
+    from atoll.runtimes.network.trust.tls import PartyTLS, ServerTLS
 
     place, file = Path(folder), RosterFile(roster)
-    up = PartySide(load_key(place / f"{name}.key"), peer_of(server))
+    up = PartyTLS(load_key(place / f"{name}.key"), peer_of(server))
     rows = lambda: file.now().texts  # noqa: E731
-    below = Below("127.0.0.1:0", ServerSide(up.member, file), rows, None, first)
+    below = Downstream("127.0.0.1:0", ServerTLS(up.member, file), rows, None, first)
     policy = Policy(allow_plain=True, allow_metrics=True, roster=str(place / "roster"))
-    why = edge(parent, up, name, policy, place / name, below, server=server, seeded=True,
+    why = edge(parent, up, name, policy, place / name, below, server=server, world=World.rehearsed,
                ready=(place / f"{name}.address").write_text)  # fmt: skip
     (place / f"{name}.ended").write_text(why)
 
@@ -60,14 +62,12 @@ class Levels:
         self.edges: list[Any] = []
 
     def play(self, job: str) -> Any:
-        from atoll.runtimes.network.roster import line_of, load_key
+        from atoll.runtimes.network.trust.roster import line_of, load_key
 
         parent, count = self.top.open(job), 0
         for name, cast in self.under.items():
             args = (parent, str(self.top.folder), name, line_of(self.top.server), str(cast.roster), count)
-            process = multiprocessing.get_context("spawn").Process(target=stand, args=args)
-            process.start()
-            self.edges.append(process)
+            self.edges.append(spawn.process(stand, *args))
             count += len(cast.names)
         count = 0
         for name, cast in self.under.items():
@@ -103,9 +103,11 @@ def levels(tmp_path: Path) -> Iterator[Levels]:
 def test_two_levels_give_what_one_gives(levels: Levels) -> None:
     run = levels.play(JOB)
     assert np.abs(parameters(run.params) - simulated(JOB)).max() < 1e-6
-    own = [fact for fact in run.facts if fact["what"] == "look" and fact["room"] == "own"]
-    flat = [f for f in _simulated_facts(JOB) if f["what"] == "look" and f["room"] == "own"]
-    assert [look["accuracy"] for look in own] == pytest.approx([look["accuracy"] for look in flat])
+    local = [fact for fact in run.facts if fact["what"] == "evaluation" and fact["split"] == "local"]
+    flat = [f for f in _simulated_facts(JOB) if f["what"] == "evaluation" and f["split"] == "local"]
+    assert [evaluation["accuracy"] for evaluation in local] == pytest.approx(
+        [evaluation["accuracy"] for evaluation in flat]
+    )
     rounds = [fact for fact in run.facts if fact["what"] == "round"]
     assert [fact["answered"] for fact in rounds] == [2, 2]
 
@@ -127,6 +129,11 @@ def test_sums_are_hidden_at_both_levels(tmp_path: Path, combine: str) -> None:
     assert [fact["answered"] for fact in rounds] == [3, 3]
     step = 1 / 2**15  # of a number, rounded once at each level
     assert np.abs(parameters(run.params) - simulated(job)).max() < 8 * step
+    judged, flat_run = ([f for f in facts if f["what"] == "evaluation" and f["split"] == "local"]
+                        for facts in (run.facts, _simulated_facts(job)))  # fmt: skip
+    assert [f["parties"] for f in judged] == [3, 3, 3], "of edges, whose parties are hidden in them"
+    assert judged[0]["accuracy"] == flat_run[0]["accuracy"], "counts of the first model are added exactly"
+    assert not any("each" in f for f in judged)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,7 @@ def test_sums_are_hidden_at_both_levels(tmp_path: Path, combine: str) -> None:
 )
 def test_what_would_mean_something_else_is_refused(stages: Any, combine: Any, said: str) -> None:
     from atoll.data import build
-    from atoll.edge import check_below
+    from atoll.runtimes.network.edge import check_below
 
     job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), atoll.All(), atoll.Channel(stages, combine), rounds=2)
     with pytest.raises(Mismatch, match=said):
@@ -148,7 +155,7 @@ def test_what_would_mean_something_else_is_refused(stages: Any, combine: Any, sa
 
 def _simulated_facts(job: str) -> Any:
     from atoll.data import build
-    from atoll.jobfile import parse
+    from atoll.job.file import parse
 
     said = parse(job, "the test")
     return atoll.simulate(said.job, build(said.data, said.seed), said.seed).facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ import pytest
 pytest.importorskip("grpc")
 
 from cast import Cast, parameters, simulated
+
+import atoll
+from atoll.data import build
+from atoll.job.file import parse
 
 RECIPE = '{ use = "digits", clients = 4, test = 0.2 }'
 HEAD = f"""
@@ -36,13 +41,15 @@ CHANNELS = {
     "secure sum": HIDDEN % ("", "secure_sum"),
     "secure sum, distributed noise": HIDDEN.replace('"average"', '{ use = "average", by = "expected" }')
     % (NOISE, "secure_sum"),
+    "secure sum, error feedback": HIDDEN.replace("stages = [", 'stages = [{ use = "low_rank", rank = 2 }, ')
+    % ("", "secure_sum"),
     "light sum": HIDDEN % ("", "light_sum"),
     "encrypted sum": HIDDEN % ("", "encrypted_sum"),
-    "encrypted sum, two holders": HIDDEN.replace('"%s"', '{ use = "encrypted_sum", holders = 2 }') % "",
+    "encrypted sum, two holders": HIDDEN.replace('"%s"', '{ use = "encrypted_sum", key_holders = 2 }') % "",
     "encrypted sum, distributed noise": HIDDEN.replace('"average"', '{ use = "average", by = "expected" }')
     % (NOISE, "encrypted_sum"),
     "encrypted sum, ckks": HIDDEN.replace('"%s"', '{ use = "encrypted_sum", scheme = "ckks" }') % "",
-    "buffered, nobody late": 'combine = { use = "buffered", enough = 4 }\n',
+    "buffered, nobody late": 'combine = { use = "buffered", buffer_size = 4 }\n',
 }
 
 
@@ -53,7 +60,40 @@ def cast(tmp_path: Path) -> Iterator[Cast]:
     made.end()
 
 
-OFTEN = ("secure sum, distributed noise", "encrypted sum, distributed noise")  # the rest at night
+SMALL = HEAD.replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"')
+
+
+def served_equals_simulated(job: str, cast: Cast, rounds: int) -> None:
+    run = cast.play(job, RECIPE)
+    assert np.array_equal(parameters(run.params), simulated(job))
+    evaluations = [fact for fact in run.facts if fact["what"] == "evaluation" and fact["split"] == "local"]
+    assert [evaluation["parties"] for evaluation in evaluations] == [4] * (1 + rounds)
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_two_served_rounds_of_a_small_model_equal_simulated_ones(channel: str, cast: Cast) -> None:
+    if channel.endswith("ckks"):
+        pytest.importorskip("tenseal")
+    served_equals_simulated(SMALL.replace("rounds = 3", "rounds = 2") + CHANNELS[channel], cast, 2)
+
+
+def test_sums_over_own_test_data_are_hidden_and_equal_those_of_a_simulation(cast: Cast) -> None:
+    """Counts are exact: the figures are the simulation's, and no party told its own."""
+    job = SMALL.replace("rounds = 3", 'rounds = 1\nmetrics = [{ use = "auc", bins = 16 }]') + CHANNELS["secure sum"]
+    run = cast.play(job, RECIPE)
+    said = parse(job, "the test")
+    expected = atoll.simulate(said.job, build(said.data, said.seed), said.seed)
+    for metric in ("local.accuracy", "local.auc"):
+        assert run.curve(metric) == expected.curve(metric)
+    audits = {name: (cast.folder / name / "audit.jsonl").read_text() for name in cast.names}
+    for audit in audits.values():
+        asked = {line["asked"] for line in map(json.loads, audit.splitlines()) if "asked" in line}
+        assert {one.partition("/")[0] for one in asked} == {"train", "evaluate.local"}
+        assert "evaluate.local/secure.masked" in asked
+
+
+# The rest at night; encryption, which is slow, with the smallest model.
+OFTEN = ("secure sum, distributed noise", "secure sum, error feedback")
 
 
 @pytest.mark.slow
@@ -63,20 +103,14 @@ OFTEN = ("secure sum, distributed noise", "encrypted sum, distributed noise")  #
 def test_served_equals_simulated(channel: str, cast: Cast) -> None:
     if channel.endswith("ckks"):
         pytest.importorskip("tenseal")
-    # Encryption is slow: it has the smallest model.
-    head = HEAD.replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"') if "encrypted" in channel else HEAD
-    job = head + CHANNELS[channel]
-    run = cast.play(job, RECIPE)
-    assert np.array_equal(parameters(run.params), simulated(job))
-    looks = [fact for fact in run.facts if fact["what"] == "look" and fact["room"] == "own"]
-    assert [look["parties"] for look in looks] == [4] * 4
+    served_equals_simulated((SMALL if "encrypted" in channel else HEAD) + CHANNELS[channel], cast, 3)
 
 
 @pytest.mark.nightly
 def test_a_buffer_waits_for_nobody_and_takes_what_comes_late(cast: Cast) -> None:
     """A party that stands still for seconds misses no round of the others, and its old answer counts by its age."""
-    head = HEAD.replace("rounds = 3", "rounds = 300\nevery = 300")
-    job = head + 'combine = { use = "buffered", enough = 2, most = 300 }\n'
+    head = HEAD.replace("rounds = 3", "rounds = 300\neval_every = 300")
+    job = head + 'combine = { use = "buffered", buffer_size = 2, max_staleness = 300 }\n'
     cast.begin(job, RECIPE)
     cast.until(20)
     slow = cast.processes["dan"].pid
@@ -106,15 +140,15 @@ def test_a_secure_sum_outlives_a_killed_party(cast: Cast) -> None:
     rounds = [fact for fact in run.facts if fact["what"] == "round"]
     assert len(rounds) == 8
     assert rounds[-1]["answered"] == 3
-    assert all(fact["answered"] >= 3 or "unopened" in fact for fact in rounds)
-    assert sum("unopened" in fact for fact in rounds) <= 1
+    assert all(fact["answered"] >= 3 or "aborted" in fact for fact in rounds)
+    assert sum("aborted" in fact for fact in rounds) <= 1
     assert np.isfinite(parameters(run.params)).all()
 
 
 @pytest.mark.nightly
 def test_an_encrypted_sum_waits_for_a_killed_holder(cast: Cast) -> None:
     """The round in which the holder of the key dies stays closed; it comes back without it, and the rest are fine."""
-    job = HEAD.replace("rounds = 3", "rounds = 8").replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"')
+    job = SMALL.replace("rounds = 3", "rounds = 8")
     address = cast.begin(job + CHANNELS["encrypted sum"], RECIPE)
     cast.until(1)
     cast.processes["ada"].kill()
@@ -123,7 +157,7 @@ def test_an_encrypted_sum_waits_for_a_killed_holder(cast: Cast) -> None:
     run = cast.close(240)
     rounds = [fact for fact in run.facts if fact["what"] == "round"]
     assert len(rounds) == 8
-    assert all(fact["answered"] >= 3 or "nothing was opened" in fact["unopened"] for fact in rounds)
-    assert sum("unopened" in fact for fact in rounds) <= 2
-    assert "unopened" not in rounds[-1]
+    assert all(fact["answered"] >= 3 or "nothing was opened" in fact["aborted"] for fact in rounds)
+    assert sum("aborted" in fact for fact in rounds) <= 2
+    assert "aborted" not in rounds[-1]
     assert np.isfinite(parameters(run.params)).all()

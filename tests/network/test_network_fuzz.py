@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.combine.layouts import answer_layout
+from atoll.core.question import Fault, Layout
 from atoll.core.wire import Wire
-from atoll.runtimes.network.message import (
+from atoll.runtimes.network.messages.envelope import (
     MOST_BYTES,
     AnswerHead,
     Hello,
@@ -28,23 +30,23 @@ from atoll.runtimes.network.message import (
     read_envelope,
     write_envelope,
 )
-from atoll.runtimes.network.trees import Fault, Layout, answer_layout, read_tree, write_tree
+from atoll.runtimes.network.messages.trees import read_tree, write_tree
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a process is told its size by /proc")
 LIMIT = 2**16
-WIRE = Wire(6, 3, weighted=True)
+WIRE = Wire.of(6, 3, divisor="weights")
 ANSWER = {"vector": np.arange(1, 7, dtype=np.float32)[None], "finite": np.ones(1, bool)}
 SHARE = {"w": np.arange(6, dtype=np.float64).reshape(2, 3), "b": {"y": np.arange(4, dtype=np.int16), "z": np.uint8(3)}}
 TREES = [
     {},
     ANSWER,
-    {"share": SHARE, "t": 3, "told": {}, "lr": 0.1, "who": "größer", "none": None, "yes": True},
+    {"broadcast": SHARE, "t": 3, "stage_state": {}, "lr": 0.1, "who": "größer", "none": None, "yes": True},
     {"empty": np.zeros((0, 7), np.complex64), "half": np.ones((1, 1, 2), np.float16), "u": np.zeros(3, np.uint64)},
 ]
 RECORDS = [
     Hello("north", 120, Layout.of({"x": np.zeros(784, np.float32), "y": np.zeros((), np.int64)})),
-    Welcome("run-1", 2, "[job]\nmethod = 'FedAvg'\n", b"m" * 32, {"contribute": answer_layout(WIRE)}),
-    QuestionHead("run-1", 5, "contribute", 4, 60.0, 1000, b"q" * 32),
+    Welcome("run-1", 2, "[job]\nmethod = 'FedAvg'\n", b"m" * 32, {"train/contribute": answer_layout(WIRE)}),
+    QuestionHead("run-1", 5, "train/contribute", 4, 60.0, 1000, b"q" * 32),
     AnswerHead("run-1", 5, 1000, b"a" * 32, 1.5),
     Receipt(False, "leaf 'vector' has shape (1, 1), not (1, 6)"),
 ]
@@ -185,7 +187,7 @@ def test_random_bytes() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_single_bit_of_an_answer(dtype: str) -> None:
     """Each bit that is flipped alone is refused, or is a bit of a number that stays finite and in range."""
-    wire = Wire(6, 3, dtype, weighted=True)
+    wire = Wire.of(6, 3, dtype, divisor="weights")
     tree = {"vector": np.arange(1, 7, dtype=dtype)[None], "finite": np.ones(1, bool)}
     data, layout = write_tree(tree), answer_layout(wire)
     numbers = len(data) - tree["vector"].nbytes - 1

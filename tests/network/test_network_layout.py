@@ -13,17 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import atoll
+from atoll.combine.layouts import answer_layout
+from atoll.core.question import Fault, Layout, Leaf, Range
 from atoll.core.wire import Wire, chain
-from atoll.runtimes.network.trees import (
-    Fault,
-    Layout,
-    Leaf,
-    Range,
-    answer_layout,
-    figures_layout,
-    read_tree,
-    write_tree,
-)
+from atoll.data import build
+from atoll.job.assemble import assemble
+from atoll.runtimes.network.messages.trees import read_tree, write_tree
 
 MB = 2**20
 DTYPES = [
@@ -52,12 +47,12 @@ def test_only_the_exact_type_and_shape_passes(a: str, b: str, one: Any, other: A
 
 # What parties send: the faults of F4
 
-WEIGHED = chain(atoll.Weigh())(Wire(64, 10))[0]
-RING = chain(atoll.Clip(1.0), atoll.Average(by="expected"), atoll.Ring())(Wire(64, 10))[0]
+WEIGHED = chain(atoll.Weigh())(Wire.of(64, 10))[0]
+RING = chain(atoll.Clip(1.0), atoll.Average(by="expected"), atoll.Ring())(Wire.of(64, 10))[0]
 
 
 def answer(wire: Wire, **other: Any) -> dict[str, Any]:
-    vector = np.ones((1, wire.size), wire.dtype)
+    vector = np.ones((1, wire.row.size), wire.row.dtype)
     return {"vector": vector, "finite": np.ones(1, bool), **other}
 
 
@@ -67,12 +62,12 @@ def vector(wire: Wire, at: int, value: float) -> dict[str, Any]:
     return tree
 
 
-@pytest.mark.parametrize("wire", [Wire(64, 10), Wire(64, 10, "float64"), WEIGHED, RING])
+@pytest.mark.parametrize("wire", [Wire.of(64, 10), Wire.of(64, 10, "float64"), WEIGHED, RING])
 def test_a_right_answer_is_read(wire: Wire) -> None:
     layout = answer_layout(wire)
     data = write_tree(answer(wire))
-    assert layout.most_bytes == len(data)
-    found = read_tree(data, layout.most_bytes, schema=layout)
+    assert layout.max_bytes == len(data)
+    found = read_tree(data, layout.max_bytes, schema=layout)
     assert np.array_equal(found["vector"], answer(wire)["vector"])
     assert found["finite"].all()
 
@@ -126,34 +121,34 @@ def test_sentences_say_what_was_sent() -> None:
 
 @pytest.mark.parametrize("weight", [1e-30, 1.0, 1e12])
 def test_weights_in_range_pass(weight: float) -> None:
-    wire = replace(WEIGHED, dtype="float64")
+    wire = replace(WEIGHED, row=replace(WEIGHED.row, dtype="float64"))
     read_tree(write_tree(vector(wire, -1, weight)), MB, schema=answer_layout(wire))
 
 
 def test_the_last_number_is_a_weight_only_where_the_wire_says_so() -> None:
-    read_tree(write_tree(vector(Wire(64, 10), -1, -5)), MB, schema=answer_layout(Wire(64, 10)))
-    noisy = chain(atoll.Clip(1.0), atoll.Weigh(most=100), atoll.Gaussian(1.0, where="local"))(Wire(64, 10))[0]
+    read_tree(write_tree(vector(Wire.of(64, 10), -1, -5)), MB, schema=answer_layout(Wire.of(64, 10)))
+    noisy = chain(atoll.Clip(1.0), atoll.Weigh(max_weight=100), atoll.Gaussian(1.0, where="local"))(Wire.of(64, 10))[0]
     assert noisy.weighted
     read_tree(write_tree(vector(noisy, -1, -5)), MB, schema=answer_layout(noisy))
     refused("not finite", vector(noisy, -1, np.nan), answer_layout(noisy))
 
 
 CLIPPED = [
-    chain(atoll.Clip(2.0), atoll.Average())(Wire(64, 10))[0],
-    chain(atoll.Clip(2.0), atoll.Average(by="expected"), atoll.Gaussian(1.0))(Wire(64, 10))[0],
+    chain(atoll.Clip(2.0), atoll.Average())(Wire.of(64, 10))[0],
+    chain(atoll.Clip(2.0), atoll.Average(by="expected"), atoll.Gaussian(1.0))(Wire.of(64, 10))[0],
 ]
 
 
 @pytest.mark.parametrize("wire", CLIPPED)
 def test_who_has_not_clipped_is_refused(wire: Wire) -> None:
-    layout, row = answer_layout(wire), np.full((1, wire.size), 2 / np.sqrt(wire.size), np.float32)
+    layout, row = answer_layout(wire), np.full((1, wire.row.size), 2 / np.sqrt(wire.row.size), np.float32)
     read_tree(write_tree(answer(wire, vector=row)), MB, schema=layout)
     said = refused("length", answer(wire, vector=row * np.float32(1.001)), layout)
     assert "2.002 long, and at most 2 by the job" in said
 
 
 def test_noise_of_a_party_may_carry_its_vector_anywhere() -> None:
-    wire = chain(atoll.Clip(2.0), atoll.Average(), atoll.Gaussian(1.0, where="local"))(Wire(64, 10))[0]
+    wire = chain(atoll.Clip(2.0), atoll.Average(), atoll.Gaussian(1.0, where="local"))(Wire.of(64, 10))[0]
     read_tree(write_tree(answer(wire, vector=np.full((1, 64), 9, np.float32))), MB, schema=answer_layout(wire))
 
 
@@ -166,7 +161,10 @@ FIGURES = {"n": np.array([4.0]), "loss": np.array([2.5]), "correct": np.array([3
 
 
 def test_figures_of_an_evaluation_are_counts() -> None:
-    layout = figures_layout(FIGURES)
+    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()))
+    question = assemble(job, build({"use": "digits", "clients": 3, "test": 0.2})).questions(3)["evaluate/local"]
+    layout = question.answers
+    assert not question.contributes
     for right in ({}, {"correct": np.array([4.0])}, {"correct": np.array([0.0])}, {"loss": np.array([-9.0])}):
         read_tree(write_tree(FIGURES | right), MB, schema=layout)
     for wrong in ({"n": np.array([-5.0])}, {"correct": np.array([1e18])}, {"n": np.array([1e18])}):
@@ -198,15 +196,15 @@ def test_only_rows_of_real_numbers_have_a_length(dtype: str, shape: tuple[int, .
 
 @pytest.mark.parametrize("width", [32, 64])
 def test_in_a_ring_any_number_passes_but_no_other_type(width: int) -> None:
-    wire = chain(atoll.Clip(1.0), atoll.Weigh(most=100), atoll.Ring(width=width))(Wire(64, 10))[0]
-    assert wire.dtype == f"uint{width}"
+    wire = chain(atoll.Clip(1.0), atoll.Weigh(max_weight=100), atoll.Ring(width=width))(Wire.of(64, 10))[0]
+    assert wire.row.dtype == f"uint{width}"
     assert wire.weighted
     layout = answer_layout(wire)
     for value in (0, 1, 2**31, 2**width - 1):
-        row = np.full((1, wire.size), value, wire.dtype)
+        row = np.full((1, wire.row.size), value, wire.row.dtype)
         read_tree(write_tree(answer(wire, vector=row)), MB, schema=layout)
     for dtype in (f"int{width}", f"float{width}", "uint32" if width == 64 else "uint64"):
-        refused("dtype", answer(wire, vector=np.zeros((1, wire.size), dtype)), layout)
+        refused("dtype", answer(wire, vector=np.zeros((1, wire.row.size), dtype)), layout)
 
 
 # Layouts
@@ -257,7 +255,7 @@ def test_layouts_refuse_other_values(leaf: Leaf, value: Any, reason: str) -> Non
 def test_layouts_let_pass_what_they_ask_for() -> None:
     layout = Layout({"nan": Leaf("float32", (2,), finite=False), "t": Leaf("int", range=Range(0, 5)), "s": Leaf("str")})
     layout.check({"nan": np.array([np.nan, np.inf], np.float32), "t": 5, "s": ""})
-    assert layout.most_bytes > 2**21
+    assert layout.max_bytes > 2**21
     Layout({"x": Leaf("float32", (0, 3), range=Range(0, 1))}).check({"x": np.zeros((0, 3), np.float32)})
     Layout({}).check({})
 

@@ -18,18 +18,19 @@ import msgspec
 import psutil
 import pytest
 
+import spawn
+from atoll.combine.layouts import answer_layout
 from atoll.core.wire import Wire
 from atoll.crypto.keys import Refused
-from atoll.runtimes.network.calls import Limits, Times, Unreachable
-from atoll.runtimes.network.parcel import CHUNK, Header, Question, header_of
-from atoll.runtimes.network.roster import line_of
-from atoll.runtimes.network.trees import answer_layout
+from atoll.runtimes.network.messages.calls import Limits, Times, Unreachable
+from atoll.runtimes.network.messages.payload import CHUNK, Header, QuestionPayload, header_of
+from atoll.runtimes.network.trust.roster import line_of
 
 MB = 1 << 20
 
 
-def asked(number: str, body: bytes | Path) -> Question:
-    return Question(header_of("question", number, body, b"envelope"), body)
+def asked(number: str, body: bytes | Path) -> QuestionPayload:
+    return QuestionPayload(header_of("question", number, body, b"envelope"), body)
 
 
 def test_lies_are_refused_over_the_line(federation: Any) -> None:
@@ -177,9 +178,9 @@ def test_a_party_that_reads_nothing_has_one_turn_however_often_it_asks(federatio
 
 
 def test_no_body_is_longer_than_the_longest_answer_of_the_job() -> None:
-    short, long = (answer_layout(Wire(size, 10)) for size in (100, 5000))
-    assert Limits.of(10, [short, long]).body == long.most_bytes
-    assert Limits.of(10, [answer_layout(Wire(10**9, 10))]).body == Limits().body
+    short, long = (answer_layout(Wire.of(size, 10)) for size in (100, 5000))
+    assert Limits.of(10, [short, long]).body == long.max_bytes
+    assert Limits.of(10, [answer_layout(Wire.of(10**9, 10))]).body == Limits().body
     assert Limits.of(1000, [short]).threads == 2000
 
 
@@ -188,12 +189,12 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from conftest import Echo
-from atoll.runtimes.network.calls import Limits, Times
-from atoll.runtimes.network.roster import RosterFile, load_key
-from atoll.runtimes.network.tls import ServerSide
+from atoll.runtimes.network.messages.calls import Limits, Times
+from atoll.runtimes.network.trust.roster import RosterFile, load_key
+from atoll.runtimes.network.trust.tls import ServerTLS
 from atoll.runtimes.network.transport import ServerTransport
 folder = Path(sys.argv[1])
-side = ServerSide(load_key(folder / "keys" / "hub.key"), RosterFile(folder / "roster"))
+side = ServerTLS(load_key(folder / "keys" / "hub.key"), RosterFile(folder / "roster"))
 server = ServerTransport("127.0.0.1:0", side, Echo(), limits=Limits(body=64 << 20), times=Times(silence=5))
 print(server.start(), flush=True)
 sys.stdin.read()
@@ -205,7 +206,7 @@ server.stop(0)
 def apart(federation: Any) -> Iterator[psutil.Process]:
     """The same server in a process of its own."""
     command = [sys.executable, "-c", SERVER, str(federation.folder), str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with spawn.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         federation.address = process.stdout.readline().strip()  # type: ignore[union-attr]
         yield psutil.Process(process.pid)
         process.stdin.close()  # type: ignore[union-attr]
@@ -275,9 +276,9 @@ PARTY = """
 import json, sys, threading
 import psutil
 from pathlib import Path
-from atoll.runtimes.network.calls import Times
-from atoll.runtimes.network.roster import load_key, peer_of
-from atoll.runtimes.network.tls import PartySide
+from atoll.runtimes.network.messages.calls import Times
+from atoll.runtimes.network.trust.roster import load_key, peer_of
+from atoll.runtimes.network.trust.tls import PartyTLS
 from atoll.runtimes.network.transport import PartyTransport
 folder, address, pin = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 seen = set()
@@ -293,7 +294,7 @@ def watch():
 watcher = threading.Thread(target=watch)
 watcher.start()
 for name in ("alice", "mallory"):
-    side = PartySide(load_key(folder / "keys" / (name + ".key")), peer_of(pin))
+    side = PartyTLS(load_key(folder / "keys" / (name + ".key")), peer_of(pin))
     party = PartyTransport(address, side, times=Times(patience=1))
     try:
         party.hello(b"hi")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from test_network_store import check_whole, digest
 
-from atoll.runtimes.network.store import Store
-from atoll.runtimes.network.tables import Stranger
+from atoll.runtimes.network.server.store import Store
+from atoll.runtimes.network.server.tables import Stranger
 
 
 class Machine(RuleBasedStateMachine):
@@ -47,30 +47,30 @@ class Machine(RuleBasedStateMachine):
     @rule(asked=st.sets(st.integers(0, 5)), within=st.none() | st.floats(0.1, 5))
     def ask(self, asked: set[int], within: float | None) -> None:
         asked = {party for party in asked if party < len(self.numbers)}
-        q = self.store.open_question("r", "contribute", len(self.questions), asked, within)
+        q = self.store.open_question("r", "train/contribute", len(self.questions), asked, within)
         assert q not in self.questions
         until = float("inf") if within is None else self.now + within
-        self.questions[q] = {"asked": asked, "until": until, "open": True, "judged": {}}
+        self.questions[q] = {"asked": asked, "until": until, "open": True, "decided": {}}
 
     def verdict(self, q: int, party: int, wish: str, body: bytes) -> str:
         asked = self.questions.get(q)
         there = {self.numbers[name] for name in self.listed}
         if asked is None or party not in asked["asked"] or party not in there:
             return "foreign"
-        if party in asked["judged"]:
+        if party in asked["decided"]:
             return "again"
         if not asked["open"]:
             return "closed"
         if self.now > asked["until"]:
             return "late"
-        asked["judged"][party] = (wish, body)
+        asked["decided"][party] = (wish, body)
         return wish
 
-    @rule(back=st.integers(0, 3), party=st.integers(0, 6), body=st.binary(max_size=3), keep=st.booleans())
-    def accept(self, back: int, party: int, body: bytes, keep: bool) -> None:
+    @rule(back=st.integers(0, 3), party=st.integers(0, 6), body=st.binary(max_size=3), checkpoint=st.booleans())
+    def accept(self, back: int, party: int, body: bytes, checkpoint: bool) -> None:
         q = max(self.questions, default=1) - back
-        found = self.store.accept(q, party, digest(body), body if keep else None)
-        assert found == self.verdict(q, party, "accepted", body if keep else b"")
+        found = self.store.accept(q, party, digest(body), body if checkpoint else None)
+        assert found == self.verdict(q, party, "accepted", body if checkpoint else b"")
 
     @rule(back=st.integers(0, 3), party=st.integers(0, 6))
     def reject(self, back: int, party: int) -> None:
@@ -103,10 +103,10 @@ class Machine(RuleBasedStateMachine):
         assert {m.name: m.number for m in self.store.members()} == self.numbers
         for q, asked in list(self.questions.items())[-2:]:
             found = self.store.answers(q)
-            assert [(a.party, a.verdict) for a in found] == sorted((p, w) for p, (w, _) in asked["judged"].items())
-            assert all(a.file.read_bytes() == asked["judged"][a.party][1] for a in found if a.file)
+            assert [(a.party, a.verdict) for a in found] == sorted((p, w) for p, (w, _) in asked["decided"].items())
+            assert all(a.file.read_bytes() == asked["decided"][a.party][1] for a in found if a.file)
             listed = {self.numbers[name] for name in self.listed}
-            waited = sorted((asked["asked"] & listed) - asked["judged"].keys()) if asked["open"] else []
+            waited = sorted((asked["asked"] & listed) - asked["decided"].keys()) if asked["open"] else []
             assert list(self.store.waiting(q)) == waited
 
     def teardown(self) -> None:

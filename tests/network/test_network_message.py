@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.runtimes.network import message
-from atoll.runtimes.network import trees as room
-from atoll.runtimes.network.trees import Fault, Layout, Leaf, read_tree, write_tree
+from atoll.core import question
+from atoll.core.question import MAX_LEAVES, Fault, Layout, Leaf, walk
+from atoll.runtimes.network.messages import envelope as message
+from atoll.runtimes.network.messages import trees as tree_messages
+from atoll.runtimes.network.messages.trees import read_tree, write_tree
 
 MB = 2**20
 DTYPES = [
@@ -96,14 +98,14 @@ def test_any_reader_of_safetensors_finds_the_same_arrays(tree: Any) -> None:
 
     found = load(write_tree(tree))
     found.pop(".", None)
-    expected = {path: leaf for path, leaf in room._walk(tree) if isinstance(leaf, np.ndarray)}
+    expected = {path: leaf for path, leaf in walk(tree) if isinstance(leaf, np.ndarray)}
     assert same(found, expected)
 
 
 @given(trees)
 @settings(max_examples=100, deadline=None)
 def test_a_tree_is_as_its_layout_says_unless_it_is_not_finite(tree: Any) -> None:
-    leaves = dict(room._walk(tree))
+    leaves = dict(walk(tree))
     if any(leaf == {} for leaf in leaves.values() if isinstance(leaf, dict)):
         return
     layout = Layout.of(tree)
@@ -116,9 +118,9 @@ def test_a_tree_is_as_its_layout_says_unless_it_is_not_finite(tree: Any) -> None
     else:
         with pytest.raises(Fault, match="not finite"):
             layout.check(tree)
-    assert len(data) <= layout.most_bytes
+    assert len(data) <= layout.max_bytes
     if len(real) == len(leaves) and all(isinstance(leaf, np.ndarray) for leaf in leaves.values()):
-        assert len(data) == layout.most_bytes
+        assert len(data) == layout.max_bytes
 
 
 def test_arrays_are_views_that_cannot_be_written() -> None:
@@ -247,8 +249,8 @@ def test_a_tree_is_neither_too_deep_nor_too_wide() -> None:
         write_tree(deep)
     while deep:  # taken apart by hand: the interpreter would do it by recursion
         deep = deep["a"]
-    most = {f"{k}": np.uint8(0) for k in range(room.MOST_LEAVES)}
-    assert len(read_tree(write_tree(most), MB)) == room.MOST_LEAVES
+    most = {f"{k}": np.uint8(0) for k in range(MAX_LEAVES)}
+    assert len(read_tree(write_tree(most), MB)) == MAX_LEAVES
     with pytest.raises(Fault, match="at most 10000"):
         write_tree(most | {"one": 1})
     wide = {f"{k:05}": tensor("U8", [1], k, k + 1) for k in range(10_001)}
@@ -360,14 +362,14 @@ def test_a_header_is_padded_in_one_way() -> None:
     refused("form", struct.pack("<Q", length + 8) + data[8 : 8 + length] + b" " * 8 + bytes(8))
 
 
-@pytest.mark.parametrize("module", [message, room])
+@pytest.mark.parametrize("module", [message, tree_messages, question])
 def test_nothing_that_could_run_code_is_imported(module: Any) -> None:
     tree = ast.parse(Path(module.__file__).read_text())
     imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     imported |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert imported <= {
-        "__future__", "collections.abc", "math", "typing", "msgspec", "numpy", "atoll.core.tree", "atoll.core.wire",
-        "atoll.runtimes.network.trees",
+        "__future__", "collections.abc", "math", "typing", "msgspec", "numpy", "atoll.core.errors",
+        "atoll.core.question", "atoll.core.tree", "atoll.runtimes.network.messages.trees",
     }  # fmt: skip
     called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     assert not called & {"eval", "exec", "compile", "__import__", "open"}

@@ -20,19 +20,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+import spawn
+
 pytest.importorskip("grpc")
 
 from prometheus_client.parser import text_string_to_metric_families
 from test_network_runs import ATOLL, Federation
 
-from atoll.catalogue import BadJob
 from atoll.cli.logs import JsonLines, log_note
 from atoll.cli.status import in_words, lasts, status, stop_run
 from atoll.core.effects import Note
+from atoll.core.errors import Unwritable
 from atoll.crypto.keys import Refused
-from atoll.runtimes.network.disk import Unwritable
-from atoll.runtimes.network.health import CALLERS, HEAD, Endpoint, metrics
-from atoll.runtimes.network.watch import Watch, last_said, server_of
+from atoll.job.catalogue import BadJob
+from atoll.runtimes.network.server.health import CALLERS, HEAD, Endpoint, metrics
+from atoll.runtimes.network.server.monitor import Monitor, last_said, server_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SAID: dict[str, Any] = {
@@ -40,7 +42,7 @@ SAID: dict[str, Any] = {
     "round_seconds": {"sum": 3.5, "count": 7}, "rejected": {"ben": 2}, "bytes_in": 1000, "bytes_out": 2000,
     "answers": {"accepted": 19, "rejected": 2},
     "parties": {"ada": {"connected": True, "silent": 0.5}, "ben": {"connected": False, "silent": None}},
-    "questions": [{"what": "contribute", "round": 8, "seconds": 1.0, "asked": 2, "late": ["ben"]}],
+    "questions": [{"what": "train/contribute", "round": 8, "seconds": 1.0, "asked": 2, "late": ["ben"]}],
 }  # fmt: skip
 JOB = """
 name = "operated"
@@ -143,7 +145,7 @@ def test_a_port_in_use_is_a_sentence(endpoint: Endpoint) -> None:
 def test_callers_that_send_too_much_or_nothing_are_hung_up_on(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.runtimes.network.health.SECONDS", 1.0)
+    monkeypatch.setattr("atoll.runtimes.network.server.health.SECONDS", 1.0)
     host, port = endpoint.address.split(":")
     with socket.create_connection((host, int(port)), timeout=30) as long:
         long.sendall(b"GET /health HTTP/1.0\r\nX: " + b"x" * HEAD)
@@ -160,27 +162,27 @@ def test_callers_that_send_too_much_or_nothing_are_hung_up_on(
 # ---- what a server says of itself
 
 
-def test_a_watch_is_held_while_it_lasts_and_says_how_it_ended(tmp_path: Path) -> None:
-    with Watch(tmp_path, 30) as watch:
+def test_a_monitor_is_held_while_it_lasts_and_says_how_it_ended(tmp_path: Path) -> None:
+    with Monitor(tmp_path, 30) as monitor:
         assert server_of(tmp_path) == os.getpid()
-        watch(Note("resume", {"round": 4}))
-        watch(Note("round", {"round": 5, "seconds": 2.0, "epsilon": 0.5}))
-        watch(Note("rejected", {"party": "ben", "reason": "size", "why": "too long"}))
-        watch.follow(lambda: {"over": "", "needed": 0, "parties": {}, "questions": []})
-        now = watch.status()
+        monitor(Note("resume", {"round": 4}))
+        monitor(Note("round", {"round": 5, "seconds": 2.0, "epsilon": 0.5}))
+        monitor(Note("rejected", {"party": "ben", "reason": "size", "why": "too long"}))
+        monitor.follow(lambda: {"over": "", "needed": 0, "parties": {}, "questions": []})
+        now = monitor.status()
         assert (now["state"], now["round"], now["epsilon"], now["rejected"]) == ("running", 5, 0.5, {"ben": 1})
         assert now["round_seconds"] == {"sum": 2.0, "count": 1}
-        watch.follow(lambda: {"over": "", "needed": 3})
-        assert watch.status()["state"] == "waiting"
-        watch.follow(lambda: {"over": "it is over"})
-        assert watch.status()["state"] == "stopping"
-        with pytest.raises(Unwritable, match="in use"), Watch(tmp_path, 30):
+        monitor.follow(lambda: {"over": "", "needed": 3})
+        assert monitor.status()["state"] == "waiting"
+        monitor.follow(lambda: {"over": "it is over"})
+        assert monitor.status()["state"] == "stopping"
+        with pytest.raises(Unwritable, match="in use"), Monitor(tmp_path, 30):
             pass
         assert server_of(tmp_path) == os.getpid()  # the second one has not taken the place of the first
     assert server_of(tmp_path) is None
     assert last_said(tmp_path)["state"] == "finished"
     for error, state in ((KeyboardInterrupt(), "stopped"), (ValueError("no disk"), "failed")):
-        with pytest.raises(type(error)), Watch(tmp_path, 30):
+        with pytest.raises(type(error)), Monitor(tmp_path, 30):
             raise error
         assert last_said(tmp_path)["state"] == state
     assert last_said(tmp_path)["reason"] == "no disk"
@@ -200,10 +202,10 @@ def test_the_time_that_remains_is_of_the_last_rounds(tmp_path: Path) -> None:
     facts += [{"what": "resume", "round": 3, "time": 1.0}, {"what": "round", "round": 4, "time": 3.0, "epsilon": 1.5}]
     facts += [{"what": "rejected", "party": "ben", "reason": "size", "why": "too long", "time": 4.0}]
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in facts))
-    with Watch(tmp_path, 10) as watch:
-        watch(Note("round", {"round": 4}))
-        watch.follow(lambda: {"over": "", "needed": 0, **{k: SAID[k] for k in ("parties", "questions")}})
-        watch._write()
+    with Monitor(tmp_path, 10) as monitor:
+        monitor(Note("round", {"round": 4}))
+        monitor.follow(lambda: {"over": "", "needed": 0, **{k: SAID[k] for k in ("parties", "questions")}})
+        monitor._write()
         now = status(tmp_path)
         words = list(in_words(now))
     assert now["seconds_left"] == 12.0
@@ -213,7 +215,7 @@ def test_the_time_that_remains_is_of_the_last_rounds(tmp_path: Path) -> None:
         "  ada: connected",
         "  ben: left",
         "  rejected: 1 of ben, the last: too long",
-        "  ε 1.5 so far",
+        "  ε 1.50 so far",
     ]
     assert [lasts(s) for s in (0.25, 59, 150, 7200, 1e6)] == [
         "0.2 seconds", "59 seconds", "2 minutes", "2 hours", "12 days",
@@ -229,11 +231,11 @@ def test_a_log_line_has_single_facts_and_no_array(caplog: pytest.LogCaptureFixtu
         "level": "not this one",
     }  # fmt: skip
     with caplog.at_level(logging.INFO, "atoll"):
-        log_note(Note("look", facts))
+        log_note(Note("evaluation", facts))
         log_note(Note("rejected", {"party": "ben", "why": "two\nlines"}))
     look, rejected = (json.loads(JsonLines().format(record)) for record in caplog.records)
     assert look.pop("time").endswith("+00:00")
-    assert look == {"level": "info", "event": "look", "round": 3, "loss": "nan", "job": "j"}
+    assert look == {"level": "info", "event": "evaluation", "round": 3, "loss": "nan", "job": "j"}
     assert (rejected["level"], rejected["why"]) == ("warning", "two\nlines")
     assert "\n" not in JsonLines().format(caplog.records[1])
 
@@ -259,7 +261,7 @@ except KeyboardInterrupt:
     print("stopping", flush=True)
     time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    with spawn.start([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
         process.terminate()
@@ -276,7 +278,7 @@ class Operated(Federation):
 
     def start(self, *args: str, log: str) -> subprocess.Popen[str]:
         with (self.folder / log).open("a") as err:
-            process = subprocess.Popen(
+            process = spawn.start(
                 [*ATOLL, *args, "--log", "json"], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=err, text=True
             )
         self.processes.append(process)
@@ -399,7 +401,7 @@ def test_services_use_options_that_there_are() -> None:
 @pytest.mark.nightly
 def test_three_hospitals_learn_together_and_leave_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "three_hospitals.py"), "--rounds", "3"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    done = spawn.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"(north|harbour|university) +│ +(\d+) │ +([\d.]+)% │ +([\d.]+)% │ +([\d.]+) kB", done.stdout)
     assert [int(row[1]) for row in rows] == [51, 42, 362]

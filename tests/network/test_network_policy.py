@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from datetime import UTC, datetime, time, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.core.question import Exposure
 from atoll.core.wire import Event
-from atoll.runtimes.network.policy import BadPolicy, Manifest, NotAllowed, Policy
+from atoll.runtimes.network.party.policy import BadPolicy, Manifest, NotAllowed, Policy
 
 NOON = datetime(2025, 6, 15, 12, 0, tzinfo=UTC)
 LOCAL, DISTRIBUTED, CENTRAL = (Event(where, 1.0) for where in ("local", "distributed", "central"))
 JOB = Manifest(
-    server="abc", method="fedavg", model="f00", parameters=100, rounds=10, cohort=8, combine="secure_sum", real=True,
-    noise=(DISTRIBUTED,), epsilon=2.0, up=400, down=600, address="here:7000",
+    server="abc", method="fedavg", model="f00", parameters=100, rounds=10, cohort=8, combine="secure_sum",
+    exposure="masked", noise=(DISTRIBUTED,), epsilon=2.0, up=400, down=600, address="here:7000",
 )  # fmt: skip
 WHOLE = """
 servers = ["abc", "there:7000"]
@@ -26,11 +27,11 @@ methods = ["fedavg", "fedprox"]
 models = ["f00"]
 allow_plain = false
 require = ["secure_sum", "noise"]
-least_cohort = 5
-most_epsilon_job = 3.0
-most_epsilon_month = 8
-most_bytes = 20_000
-most_rounds = 20
+min_cohort = 5
+max_epsilon_job = 3.0
+max_epsilon_month = 8
+max_bytes = 20_000
+max_rounds = 20
 hours = "08:00-18:00"
 data = { use = "csv", path = "mine.csv" }
 """
@@ -75,22 +76,26 @@ def test_an_empty_file_is_the_default_and_any_is_no_limit() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("most_epsilon_jobs = 3", "most_epsilon_jobs: a policy has no such key; did you mean 'most_epsilon_job'?"),
+        ("most_epsilon_jobs = 3", "most_epsilon_jobs: a policy has no such key; did you mean 'max_epsilon_job'?"),
         ("allow_plan = true", "did you mean 'allow_plain'?"),
         ("name = 'x'", "name: a policy has no such key"),
         ("zzz = 1", "there are allow_metrics, allow_plain, data, hours"),
-        ("most_epsilon_job = nan", "most_epsilon_job=nan: a limit is a finite number above 0"),
-        ("most_epsilon_job = inf", "most_epsilon_job=inf"),
-        ("most_epsilon_job = 0", "most_epsilon_job=0"),
-        ("most_epsilon_job = true", "most_epsilon_job=True"),
-        ("most_epsilon_month = -1.0", "most_epsilon_month=-1.0"),
-        ("most_epsilon_month = '3'", "most_epsilon_month='3'"),
-        ("most_bytes = 1.5", "most_bytes=1.5: a limit is a whole number above 0"),
-        ("most_bytes = 0", "most_bytes=0"),
-        ("most_rounds = -3", "most_rounds=-3"),
-        ("most_rounds = true", "most_rounds=True"),
-        ("least_cohort = 2", "least_cohort=2: a whole number from 3"),
-        ("least_cohort = nan", "least_cohort=nan"),
+        ("max_epsilon_job = nan", "max_epsilon_job=nan: a limit is a finite number above 0"),
+        ("max_epsilon_job = inf", "max_epsilon_job=inf"),
+        ("max_epsilon_job = 0", "max_epsilon_job=0"),
+        ("max_epsilon_job = true", "max_epsilon_job=True"),
+        ("max_epsilon_month = -1.0", "max_epsilon_month=-1.0"),
+        ("max_epsilon_month = '3'", "max_epsilon_month='3'"),
+        ("max_bytes = 1.5", "max_bytes=1.5: a limit is a whole number above 0"),
+        ("max_bytes = 0", "max_bytes=0"),
+        ("max_rounds = -3", "max_rounds=-3"),
+        ("max_rounds = true", "max_rounds=True"),
+        ("max_memory = 0", "max_memory=0: a limit is a whole number above 0"),
+        ("max_memory = -1", "max_memory=-1"),
+        ("max_memory = '1 GB'", "max_memory='1 GB'"),
+        ("max_memory = true", "max_memory=True"),
+        ("min_cohort = 2", "min_cohort=2: a whole number from 3"),
+        ("min_cohort = nan", "min_cohort=nan"),
         ("allow_plain = 'no'", "allow_plain='no': true or false"),
         ("allow_plain = 1", "allow_plain=1"),
         ("require = 'secure_sums'", "did you mean 'secure_sum'?"),
@@ -127,26 +132,27 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("combine", "real", "noise", "plain"),
+    ("combine", "exposure", "noise", "plain"),
     [
-        ("sum", True, (), True),
-        ("each", True, (), True),
-        ("sum", True, (CENTRAL,), True),  # the server adds it after it has read
-        ("sum", True, (DISTRIBUTED,), True),  # too little alone
-        ("sum", True, (LOCAL,), False),
-        ("sum", True, (Event("local", 0.0),), True),
-        ("sum", True, (Event("local", float("nan")),), True),
-        ("secure_sum", True, (), False),
-        ("light_sum", True, (), False),
-        ("encrypted_sum", True, (), False),
-        ("secure_sum", False, (), True),
-        ("a_new_sum", True, (), True),
+        ("sum", "plain", (), True),
+        ("each", "plain", (), True),
+        ("sum", "plain", (CENTRAL,), True),  # the server adds it after it has read
+        ("sum", "plain", (DISTRIBUTED,), True),  # too little alone
+        ("sum", "noised", (LOCAL,), False),
+        ("sum", "noised", (Event("local", 0.0),), True),
+        ("sum", "noised", (Event("local", float("nan")),), True),
+        ("secure_sum", "masked", (), False),
+        ("light_sum", "masked", (), False),
+        ("encrypted_sum", "sealed", (), False),
+        ("secure_sum", "plain", (), True),
+        ("a_new_sum", "plain", (), True),
+        ("a_new_sum", "masked", (), False),  # what it declares counts, not its name
     ],
 )
 def test_without_a_file_nothing_leaves_that_the_server_could_read(
-    combine: str, real: bool, noise: tuple[Event, ...], plain: bool
+    combine: str, exposure: Exposure, noise: tuple[Event, ...], plain: bool
 ) -> None:
-    job = replace(JOB, combine=combine, real=real, noise=noise, epsilon=None)
+    job = replace(JOB, combine=combine, exposure=exposure, noise=noise, epsilon=None)
     assert allows(Policy(), job) == (not plain)
     assert allows(Policy(allow_plain=True), job)
     if plain:
@@ -154,21 +160,21 @@ def test_without_a_file_nothing_leaves_that_the_server_could_read(
 
 
 @pytest.mark.parametrize(
-    ("combine", "real", "noise", "met"),
+    ("combine", "exposure", "noise", "met"),
     [
-        ("secure_sum", True, (), {"secure_sum"}),
-        ("secure_sum", True, (DISTRIBUTED,), {"secure_sum", "noise"}),
-        ("secure_sum", False, (DISTRIBUTED,), set()),
-        ("light_sum", True, (DISTRIBUTED,), {"noise"}),  # opens to a server that lies
-        ("sum", True, (LOCAL,), {"noise"}),
-        ("sum", True, (CENTRAL,), set()),
-        ("secure_sum", True, (CENTRAL,), {"secure_sum"}),
+        ("secure_sum", "masked", (), {"secure_sum"}),
+        ("secure_sum", "masked", (DISTRIBUTED,), {"secure_sum", "noise"}),
+        ("secure_sum", "plain", (DISTRIBUTED,), set()),
+        ("light_sum", "masked", (DISTRIBUTED,), {"noise"}),  # opens to a server that lies
+        ("sum", "noised", (LOCAL,), {"noise"}),
+        ("sum", "plain", (CENTRAL,), set()),
+        ("secure_sum", "masked", (CENTRAL,), {"secure_sum"}),
     ],
 )
 def test_what_is_required_is_there_or_refused(
-    combine: str, real: bool, noise: tuple[Event, ...], met: set[str]
+    combine: str, exposure: Exposure, noise: tuple[Event, ...], met: set[str]
 ) -> None:
-    job = replace(JOB, combine=combine, real=real, noise=noise)
+    job = replace(JOB, combine=combine, exposure=exposure, noise=noise)
     for wish in ("secure_sum", "noise"):
         policy = Policy(allow_plain=True, require=(wish,))
         assert allows(policy, job) == (wish in met)
@@ -183,16 +189,16 @@ def test_what_is_required_is_there_or_refused(
         ({"servers": ()}, {"address": ""}, "servers: "),
         ({"methods": ("fedprox",)}, {}, "methods: fedavg is not among"),
         ({"models": ("f01",)}, {}, "models: the schema f00"),
-        ({"least_cohort": 9}, {}, "least_cohort: 8 parties are in a sum, and 9 must be"),
-        ({"most_epsilon_job": 1.9}, {}, "most_epsilon_job: this job has ε = 2, and 1.9 is the limit"),
-        ({"most_epsilon_job": 99.0}, {"epsilon": None}, "most_epsilon_job: this job has no bound on ε"),
-        ({"most_epsilon_job": 99.0}, {"epsilon": float("inf")}, "most_epsilon_job: this job has no bound on ε"),
-        ({"most_epsilon_month": 1.9}, {}, "most_epsilon_month: 0 was spent this month, this job has ε = 2"),
-        ({"most_epsilon_month": 9.0}, {"epsilon": None}, "most_epsilon_month: "),
-        ({"most_bytes": 9_999}, {}, "most_bytes: the job moves up to 10,000 bytes, and 9,999 is the limit"),
-        ({"most_rounds": 9}, {}, "most_rounds: the job has 10 rounds, and 9 is the limit"),
-        ({"least_noise": 1.1}, {}, "least_noise: the noise of the parties themselves is 1 times the bound"),
-        ({"most_parameters": 99}, {}, "most_parameters: the model has 100 parameters, and 99 is the limit"),
+        ({"min_cohort": 9}, {}, "min_cohort: 8 parties are in a sum, and 9 must be"),
+        ({"max_epsilon_job": 1.9}, {}, "max_epsilon_job: this job has ε = 2, and 1.9 is the limit"),
+        ({"max_epsilon_job": 99.0}, {"epsilon": None}, "max_epsilon_job: this job has no bound on ε"),
+        ({"max_epsilon_job": 99.0}, {"epsilon": float("inf")}, "max_epsilon_job: this job has no bound on ε"),
+        ({"max_epsilon_month": 1.9}, {}, "max_epsilon_month: 0 was spent this month, this job has ε = 2"),
+        ({"max_epsilon_month": 9.0}, {"epsilon": None}, "max_epsilon_month: "),
+        ({"max_bytes": 9_999}, {}, "max_bytes: the job moves up to 10,000 bytes, and 9,999 is the limit"),
+        ({"max_rounds": 9}, {}, "max_rounds: the job has 10 rounds, and 9 is the limit"),
+        ({"min_noise": 1.1}, {}, "min_noise: the noise of the parties themselves is 1 times the bound"),
+        ({"max_parameters": 99}, {}, "max_parameters: the model has 100 parameters, and 99 is the limit"),
         ({"hours": "13:00-12:00"}, {}, "hours: it is 12:00, and this party takes part at 13:00-12:00"),
     ],
 )
@@ -208,22 +214,22 @@ def test_figures_of_own_test_data_are_told_only_if_that_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("noise", [(LOCAL,), (DISTRIBUTED,), (CENTRAL,), ()])
-@pytest.mark.parametrize("real", [True, False])
-def test_only_noise_that_hides_this_party_counts_as_its_own(noise: tuple[Event, ...], real: bool) -> None:
+@pytest.mark.parametrize("exposure", get_args(Exposure))
+def test_only_noise_that_hides_this_party_counts_as_its_own(noise: tuple[Event, ...], exposure: Exposure) -> None:
     """Noise of all parties together hides one only in a sum that nobody can look into; the server's hides none."""
-    counts = LOCAL in noise or (DISTRIBUTED in noise and real)
-    policy = Policy(allow_plain=True, least_noise=1.0)
-    assert allows(policy, replace(JOB, noise=noise, real=real)) == counts
+    counts = LOCAL in noise or (DISTRIBUTED in noise and exposure in ("masked", "sealed"))
+    policy = Policy(allow_plain=True, min_noise=1.0)
+    assert allows(policy, replace(JOB, noise=noise, exposure=exposure)) == counts
 
 
 @pytest.mark.parametrize(
     "limits",
     [
-        {"least_noise": 1.0}, {"most_parameters": 100}, {"most_length": 0.1},
+        {"min_noise": 1.0}, {"max_parameters": 100}, {"max_norm": 0.1},
         {"servers": ("abc",)}, {"servers": ("here:7000",)}, {"servers": ("hub abc",)},
         {"servers": ("hub abc of the registry",)}, {"methods": ("fedavg",)}, {"models": ("f00",)},
-        {"least_cohort": 8}, {"most_epsilon_job": 2.0}, {"most_epsilon_month": 2.0}, {"most_bytes": 10_000},
-        {"most_rounds": 10}, {"hours": "12:00-12:01"},
+        {"min_cohort": 8}, {"max_epsilon_job": 2.0}, {"max_epsilon_month": 2.0}, {"max_bytes": 10_000},
+        {"max_rounds": 10}, {"hours": "12:00-12:01"},
     ],
 )  # fmt: skip
 def test_a_limit_that_is_just_met_allows(limits: Any) -> None:
@@ -231,7 +237,7 @@ def test_a_limit_that_is_just_met_allows(limits: Any) -> None:
 
 
 def test_the_month_adds_up() -> None:
-    policy = Policy(most_epsilon_month=8.0)
+    policy = Policy(max_epsilon_month=8.0)
     assert allows(policy, spent=6.0)
     assert not allows(policy, spent=6.001)
     assert not allows(policy, spent=float("inf"))
@@ -241,9 +247,9 @@ def test_the_month_adds_up() -> None:
 
 
 def test_all_objections_are_told() -> None:
-    policy = Policy(methods=(), most_rounds=1, most_bytes=1)
+    policy = Policy(methods=(), max_rounds=1, max_bytes=1)
     said = list(policy.objections(JOB, now=NOON, spent=0.0))
-    assert [sentence.split(":")[0] for sentence in said] == ["methods", "most_bytes", "most_rounds"]
+    assert [sentence.split(":")[0] for sentence in said] == ["methods", "max_bytes", "max_rounds"]
 
 
 @pytest.mark.parametrize(
@@ -251,11 +257,12 @@ def test_all_objections_are_told() -> None:
     [
         {"rounds": 0}, {"rounds": -5}, {"rounds": 1.5}, {"rounds": True}, {"rounds": 2**63}, {"cohort": 0},
         {"up": -1}, {"down": -1}, {"parameters": -1}, {"epsilon": float("nan")}, {"epsilon": -1.0}, {"epsilon": "2"},
-        {"real": 1}, {"real": "yes"}, {"method": "fed\x1b[2Javg"}, {"combine": "x" * 201}, {"server": None},
+        {"exposure": 1}, {"exposure": True}, {"exposure": "open"},
+        {"method": "fed\x1b[2Javg"}, {"combine": "x" * 201}, {"server": None},
         {"metrics": ("a\nb",)}, {"noise": ("local",)},
     ],
 )  # fmt: skip
-def test_a_manifest_that_cannot_be_is_refused_before_it_is_judged(lie: Any) -> None:
+def test_a_manifest_that_cannot_be_is_refused_before_it_is_checked(lie: Any) -> None:
     with pytest.raises(ValueError, match="manifest"):
         replace(JOB, **lie)
 
@@ -298,11 +305,11 @@ POLICIES = st.builds(
     models=st.none() | NAMES,
     allow_plain=st.booleans(),
     require=st.lists(st.sampled_from(["secure_sum", "noise"]), unique=True).map(tuple),
-    least_cohort=st.integers(3, 12),
-    most_epsilon_job=st.none() | st.floats(0.1, 10),
-    most_epsilon_month=st.none() | st.floats(0.1, 20),
-    most_bytes=st.none() | st.integers(1, 10_000),
-    most_rounds=st.none() | st.integers(1, 20),
+    min_cohort=st.integers(3, 12),
+    max_epsilon_job=st.none() | st.floats(0.1, 10),
+    max_epsilon_month=st.none() | st.floats(0.1, 20),
+    max_bytes=st.none() | st.integers(1, 10_000),
+    max_rounds=st.none() | st.integers(1, 20),
     hours=st.none() | st.sampled_from(["22:00-06:00", "08:00-18:00"]),
 )
 JOBS = st.builds(
@@ -314,7 +321,7 @@ JOBS = st.builds(
     rounds=st.integers(1, 25),
     cohort=st.integers(1, 15),
     combine=st.sampled_from(["secure_sum", "light_sum", "sum", "each"]),
-    real=st.booleans(),
+    exposure=st.sampled_from(get_args(Exposure)),
     noise=st.lists(st.sampled_from([LOCAL, DISTRIBUTED, CENTRAL]), max_size=2).map(tuple),
     epsilon=st.none() | st.floats(0, 12),
     up=st.integers(0, 500),
@@ -340,11 +347,11 @@ def both(a: Policy, b: Policy) -> Policy:
         **{
             key: least(getattr(a, key), getattr(b, key))
             for key in (f.name for f in fields(Policy))
-            if key[:4] == "most"
+            if key[:4] == "max_"
         },
         allow_plain=a.allow_plain and b.allow_plain,
         require=tuple({*a.require, *b.require}),
-        least_cohort=max(a.least_cohort, b.least_cohort),
+        min_cohort=max(a.min_cohort, b.min_cohort),
         hours=a.hours,
     )
 
@@ -377,8 +384,8 @@ def test_every_objection_falls_when_its_key_is_loosened(
     policy: Policy, job: Manifest, now: datetime, spent: float
 ) -> None:
     """The sentence names the key that is in the way: without it, one objection less."""
-    loose = {f.name: f.default for f in fields(Policy)} | {"allow_plain": True, "least_cohort": 3, "require": ()}
+    loose = {f.name: f.default for f in fields(Policy)} | {"allow_plain": True, "min_cohort": 3, "require": ()}
     said = [sentence.split(":")[0] for sentence in policy.objections(job, now=now, spent=spent)]
-    for key in set(said) - ({"least_cohort"} if job.cohort < 3 else set()):
+    for key in set(said) - ({"min_cohort"} if job.cohort < 3 else set()):
         after = replace(policy, **{key: loose[key]}).objections(job, now=now, spent=spent)
         assert [sentence.split(":")[0] for sentence in after] == [other for other in said if other != key]

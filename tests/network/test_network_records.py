@@ -9,8 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from atoll.combine.layouts import answer_layout
+from atoll.core.question import Fault, Layout
 from atoll.core.wire import Wire
-from atoll.runtimes.network.message import (
+from atoll.runtimes.network.messages.envelope import (
     MOST_BYTES,
     AnswerHead,
     Envelope,
@@ -21,12 +23,11 @@ from atoll.runtimes.network.message import (
     read_envelope,
     write_envelope,
 )
-from atoll.runtimes.network.trees import Fault, Layout, answer_layout
 
 ENVELOPES: list[Envelope] = [
     Hello("north", 120, Layout.of({"x": np.zeros(784, np.float32), "y": np.zeros((), np.int64)})),
-    Welcome("run-1", 2, "[job]\n\tmethod = 'FedAvg'\n", b"m" * 32, {"contribute": answer_layout(Wire(3, 2))}),
-    QuestionHead("run-1", 5, "judge.own", 4, 60.0, 1000, b"q" * 32),
+    Welcome("run-1", 2, "[job]\n\tmethod = 'FedAvg'\n", b"m" * 32, {"train/contribute": answer_layout(Wire.of(3, 2))}),
+    QuestionHead("run-1", 5, "evaluate/local", 4, 60.0, 1000, b"q" * 32, 3),
     AnswerHead("run-1", 5, 1000, b"a" * 32, 1.5),
     Receipt(True),
     Receipt(False, "leaf 'vector' has weights [-5.0]: one is above 0 and at most 1e+12"),
@@ -39,14 +40,15 @@ def test_records_come_back_as_they_were_and_stay_the_same_bytes() -> None:
     assert write_envelope(Receipt(False, "no")) == b"\x83\xa8accepted\xc2\xa6reason\xa2no\xa4type\xa7receipt"
     assert (
         sha256(b"".join(map(write_envelope, ENVELOPES))).hexdigest()
-        == "6fed83882d63a74ef48a59c6becc4c92ca34010c8e01e8e1c17057d8d98faa35"
+        == "823277f0e2541e1f09b69332b2f6276db132d93bc2643658cd9434aec334d38a"
     )
 
 
 @pytest.mark.parametrize("record", ENVELOPES, ids=lambda r: type(r).__name__)
 def test_records_have_their_fields_and_no_others(record: Envelope) -> None:
     kind, raw = type(record), msgspec.msgpack.decode(write_envelope(record))
-    may_lack = {"reason", "declined", "edge", "members", "classes"} | ({"data"} if kind is Welcome else set())
+    may_lack = {"reason", "declined", "code", "edge", "members", "classes", "used"}
+    may_lack |= {"data"} if kind is Welcome else set()
     for name in set(raw) - may_lack:
         with pytest.raises(Fault) as caught:
             read_envelope(kind, msgspec.msgpack.encode({k: v for k, v in raw.items() if k != name}))
@@ -77,9 +79,11 @@ def test_too_long_a_record_is_not_looked_at(kind: type[Envelope]) -> None:
         (0, "name", "\u202ea"), (0, "data", {"leaves": {"../x": {"dtype": "bool", "shape": [1]}}}),
         (0, "data", {"leaves": {"x": {"dtype": "bool", "shape": [-1]}}}),
         (1, "job", "a\x1b[2J"), (1, "job", "x" * (2**20 + 1)), (1, "manifest", b"short"), (1, "manifest", "m" * 32),
-        (1, "answers", {"a b": {"leaves": {}}}),
+        (1, "answers", {"a b": {"leaves": {}}}), (1, "answers", {"a/b/c": {"leaves": {}}}),
         (2, "seconds", float("nan")), (2, "seconds", float("inf")), (2, "seconds", -1.0), (2, "size", -1),
-        (2, "what", "../x"), (2, "what", ""), (2, "run", "a/b"), (2, "sha256", b"q" * 33),
+        (2, "what", "../x"), (2, "what", "x/.."), (2, "what", ""), (2, "what", "a/b/c"),
+        (2, "what", "train/"), (2, "what", "/contribute"), (2, "used", -2), (2, "used", 2**31), (2, "used", 0.0),
+        (2, "run", "a/b"), (2, "sha256", b"q" * 33),
         (3, "seconds", float("nan")), (3, "number", -1), (3, "size", 2**60),
         (4, "accepted", 1), (4, "reason", "fine\nbut: rm"), (4, "reason", "\x07"), (4, "reason", "x" * 1001),
     ],
@@ -98,16 +102,16 @@ def test_records_with_control_characters_are_not_made() -> None:
 
 
 def test_other_versions_are_refused_by_name_whatever_else_they_say() -> None:
-    newer = msgspec.msgpack.encode({"type": "hello", "version": 3, "who": {"is": ["this"]}})
-    with pytest.raises(Fault, match="the server speaks version 2, this party 3: upgrade the server") as caught:
+    newer = msgspec.msgpack.encode({"type": "hello", "version": 4, "who": {"is": ["this"]}})
+    with pytest.raises(Fault, match="the server speaks version 3, this party 4: upgrade the server") as caught:
         read_envelope(Hello, newer)
     assert caught.value.reason == "version"
-    older = msgspec.msgpack.encode({"type": "welcome", "version": 1})
-    with pytest.raises(Fault, match="the server speaks version 1, this party 2: upgrade the server"):
+    older = msgspec.msgpack.encode({"type": "welcome", "version": 2})
+    with pytest.raises(Fault, match="the server speaks version 2, this party 3: upgrade the server"):
         read_envelope(Welcome, older)
-    with pytest.raises(Fault, match="the server speaks version 3, this party 2: upgrade this party with pip install"):
+    with pytest.raises(Fault, match="the server speaks version 4, this party 3: upgrade this party with pip install"):
         read_envelope(Welcome, newer)
-    with pytest.raises(Fault, match="the server speaks version 2, this party 1: upgrade this party"):
+    with pytest.raises(Fault, match="the server speaks version 3, this party 2: upgrade this party"):
         read_envelope(Hello, older)
 
 

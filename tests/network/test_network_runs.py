@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.jobfile import load
+import spawn
+from atoll.job.file import load
 
 pytest.importorskip("grpc")
 
@@ -45,7 +46,7 @@ class Federation:
 
     def start(self, *args: str, log: str) -> subprocess.Popen[str]:
         with (self.folder / log).open("a") as out:
-            process = subprocess.Popen([*ATOLL, *args], cwd=self.folder, stdout=out, stderr=out, text=True)
+            process = spawn.start([*ATOLL, *args], cwd=self.folder, stdout=out, stderr=out, text=True)
         self.processes.append(process)
         return process
 
@@ -121,13 +122,33 @@ def test_a_served_run_has_the_bits_of_the_simulated_one(federation: Federation) 
     assert np.array_equal(federation.model(), simulated(federation.folder))
     assert (federation.folder / "run" / "report.html").is_file()
     for name in "abc":
-        from atoll.runtimes.network.audit import verify
+        from atoll.runtimes.network.party.audit import verify
 
         assert verify(federation.folder / f"party-{name}" / "audit.jsonl") >= 5
         assert "who sees what" in (federation.folder / f"{name}.log").read_text()
     command = [*ATOLL, "status", "run", "--json"]
     said = subprocess.run(command, cwd=federation.folder, capture_output=True, text=True, check=True)
     assert json.loads(said.stdout)["state"] == "finished"
+
+
+def test_a_folder_belongs_to_one_server_or_party_at_a_time(federation: Federation) -> None:
+    server = federation.serve()
+    first = federation.join("a")
+    log = federation.folder / "a.log"
+    federation.until(lambda: "who sees what" in log.read_text())
+    assert federation.join("a").wait(60) != 0
+    assert "party-a is in use by another process: stop that one first" in log.read_text()
+    another = federation.start(
+        "serve", "job.toml", "--roster", "roster", "--key", "server.key", "--address", "127.0.0.1:0", "--run", "run",
+        log="another.log",
+    )  # fmt: skip
+    assert another.wait(60) != 0
+    assert "in use by another process: stop that one first" in (federation.folder / "another.log").read_text()
+    assert (first.poll(), server.poll()) == (None, None), "who was there first goes on"
+    first.kill()
+    first.wait()
+    federation.join("a")
+    federation.until(lambda: log.read_text().count("who sees what") == 2)
 
 
 @pytest.mark.slow
@@ -206,7 +227,7 @@ def test_mistakes_are_one_sentence(federation: Federation) -> None:
         ((*common, "--roster", "roster", "--key", "nobody.key"), "atoll key new"),
         ((*common, "--roster", "roster"), "--key"),
         ((*common, "--roster", "roster", "--key", "server.key", "--set",
-          "combine={use='encrypted_sum',holders=9}", "--set",
+          "combine={use='encrypted_sum',key_holders=9}", "--set",
           "stages=[{use='clip',norm=1.0},{use='average'},{use='ring'}]"), "take fewer"),
         (("join", "127.0.0.1:1", "--server", federation.lines["server"], "--key", "a.key", "--policy", "no.toml"),
          "no.toml"),
@@ -221,40 +242,44 @@ def test_mistakes_are_one_sentence(federation: Federation) -> None:
 
 def test_a_party_counts_its_answers_itself(tmp_path: Path) -> None:
     """A server that says "round 1" for ever gets no more than the policy allows."""
-    from atoll.jobfile import dumps, to_table
-    from atoll.join import answers_given, bytes_moved, within_policy
-    from atoll.party import assess
-    from atoll.runtimes.network.audit import Audit
-    from atoll.runtimes.network.policy import NotAllowed, Policy
-    from atoll.seat import Seat
+    from atoll.job.file import dumps, to_table
+    from atoll.runtimes.network.party.assess import assess
+    from atoll.runtimes.network.party.audit import AuditLog
+    from atoll.runtimes.network.party.join import answers_given, bytes_moved, within_policy
+    from atoll.runtimes.network.party.policy import NotAllowed, Policy
+    from atoll.runtimes.network.party.session import Session
 
     stages = (atoll.Clip(1.0), atoll.Average(), atoll.Gaussian(4.0, "local"))
     job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), channel=atoll.Channel(stages), rounds=5)
     recipe = {"use": "digits", "clients": 3, "party": 0}
-    assessed = assess(Seat(recipe, dumps(to_table(job, {"use": "digits", "clients": 9}, 0)), 0, 9, 10), "", "")
+    assessed = assess(
+        Session(Policy(data=recipe), dumps(to_table(job, {"use": "digits", "clients": 9}, 0)), 0, 9, 10), "", ""
+    )
     one, two = assessed.spent[:2]
     assert 0 < one < two
-    limited = Policy(most_epsilon_job=(one + two) / 2)
-    within_policy(limited, assessed, 1, 0.0)
-    with pytest.raises(NotAllowed, match="most_epsilon_job"):
-        within_policy(limited, assessed, 2, 0.0)
-    limited = Policy(most_epsilon_month=1.0 + (one + two) / 2)
-    within_policy(limited, assessed, 2, 0.0)
-    within_policy(limited, assessed, 1, 1.0)
-    with pytest.raises(NotAllowed, match="most_epsilon_month"):
-        within_policy(limited, assessed, 2, 1.0)
-    with pytest.raises(NotAllowed, match="most_rounds"):
-        within_policy(Policy(most_rounds=3), assessed, 4, 0.0)
-    within_policy(Policy(), assessed, 10, 0.0)
+    limited = Policy(max_epsilon_job=(one + two) / 2)
+    within_policy(limited, assessed, {"train": 1}, 0.0)
+    with pytest.raises(NotAllowed, match="max_epsilon_job"):
+        within_policy(limited, assessed, {"train": 2}, 0.0)
+    limited = Policy(max_epsilon_month=1.0 + (one + two) / 2)
+    within_policy(limited, assessed, {"train": 2}, 0.0)
+    within_policy(limited, assessed, {"train": 1}, 1.0)
+    with pytest.raises(NotAllowed, match="max_epsilon_month"):
+        within_policy(limited, assessed, {"train": 2}, 1.0)
+    with pytest.raises(NotAllowed, match="max_rounds"):
+        within_policy(Policy(max_rounds=3), assessed, {"train": 4}, 0.0)
+    within_policy(Policy(), assessed, {"train": 10}, 0.0)
     with pytest.raises(NotAllowed, match="asked 11 times"):
-        within_policy(Policy(), assessed, 11, 0.0)
-    with Audit(tmp_path / "audit.jsonl") as audit:
+        within_policy(Policy(), assessed, {"train": 11}, 0.0)
+    with AuditLog(tmp_path / "audit.jsonl") as audit:
         audit.append("hello", bytes=1000, sha256="0" * 64)
+        asked = "train/contribute"
         # Another vector under an old number is another answer; the same bytes sent again are not.
         for question, digest in ((4, "a"), (5, "b"), (5, "c"), (5, "c"), (9, "d")):
-            audit.left(job="j", question=question, asked="contribute", size=1, digest=digest * 64, brought=10)
-        audit.left(job="j", question=10, asked="judge.own", size=1, digest="0" * 64)
-        audit.left(job="other", question=1, asked="contribute", size=1, digest="0" * 64)
-        audit.append("declined", job="j", question=11, asked="contribute", brought=100, why="not now")
-    assert answers_given(tmp_path / "audit.jsonl", "j") == 4
+            audit.left(job="j", question=question, asked=asked, size=1, digest=digest * 64, brought=10,
+                       contributes=True)  # fmt: skip
+        audit.left(job="j", question=10, asked="evaluate/local", size=1, digest="0" * 64)
+        audit.left(job="other", question=1, asked=asked, size=1, digest="0" * 64, contributes=True)
+        audit.append("declined", job="j", question=11, asked=asked, brought=100, why="not now")
+    assert answers_given(tmp_path / "audit.jsonl", "j") == {"train": 4}
     assert bytes_moved(tmp_path / "audit.jsonl", "j") == 5 * 11 + 1 + 100

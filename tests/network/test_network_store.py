@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.runtimes.network.disk import Unwritable
-from atoll.runtimes.network.store import Store
-from atoll.runtimes.network.tables import MOVES, Illegal, Stranger, Unreadable
+from atoll.core.errors import Unwritable
+from atoll.runtimes.network.server.store import Store
+from atoll.runtimes.network.server.tables import MOVES, BadStore, Illegal, Stranger
 
 ROSTER = [(name, f"key of {name}") for name in ("ann", "bob", "cleo", "dan")]
 STEPS = [(a, b) for a in MOVES for b in MOVES]
@@ -143,12 +143,12 @@ def test_runs_that_are_not_there_or_twice_are_refused(store: Store) -> None:
 
 
 def test_the_end_of_a_run_ends_its_questions(store: Store) -> None:
-    q = store.open_question("r", "contribute", 0, [0, 1])
+    q = store.open_question("r", "train/contribute", 0, [0, 1])
     store.move("r", "stopped", "by hand")
     assert store.question(q).state == "closed"
     assert store.accept(q, 0, NONE) == "closed"
     with pytest.raises(Illegal, match="run r is stopped: only a run that is running"):
-        store.open_question("r", "contribute", 1, [0])
+        store.open_question("r", "train/contribute", 1, [0])
 
 
 # ---- questions and answers
@@ -160,8 +160,8 @@ def test_every_verdict(tmp_path: Path) -> None:
         store.enrol(ROSTER)
         store.create("r")
         store.move("r", "running")
-        q = store.open_question("r", "contribute", 3, np.array([2, 0, 1]), within=10)
-        assert store.question(q) == (q, "r", "contribute", 3, 10.0, "open", (0, 1, 2))
+        q = store.open_question("r", "train/contribute", 3, np.array([2, 0, 1]), within=10)
+        assert store.question(q) == (q, "r", "train/contribute", 3, 10.0, "open", (0, 1, 2))
         assert store.accept(q, 3, NONE) == "foreign"
         assert store.accept(q + 1, 0, NONE) == "foreign"
         now[0] = 110.0
@@ -185,7 +185,7 @@ def test_every_verdict(tmp_path: Path) -> None:
 
 
 def test_who_left_the_roster_is_neither_waited_for_nor_counted(store: Store) -> None:
-    q = store.open_question("r", "contribute", 0, [0, 1])
+    q = store.open_question("r", "train/contribute", 0, [0, 1])
     store.enrol(ROSTER[1:])
     assert store.waiting(q) == (1,)
     assert store.accept(q, 0, NONE) == "foreign"
@@ -193,7 +193,7 @@ def test_who_left_the_roster_is_neither_waited_for_nor_counted(store: Store) -> 
 
 @pytest.mark.parametrize("number", [-1, 2**63, 2**64, 10**30])
 def test_numbers_of_any_size_from_a_peer_are_nobodys(store: Store, number: int) -> None:
-    q = store.open_question("r", "contribute", 0, [0])
+    q = store.open_question("r", "train/contribute", 0, [0])
     assert store.accept(number, 0, NONE, b"") == store.accept(q, number, NONE) == "foreign"
     assert store.reject(number, number, "x") == "foreign"
     assert store.waiting(number) == store.answers(number) == ()
@@ -203,7 +203,7 @@ def test_numbers_of_any_size_from_a_peer_are_nobodys(store: Store, number: int) 
 
 @pytest.mark.parametrize("text", ["", "0" * 63, "0" * 65, "G" * 64, "A" * 64, NONE + "\n"])
 def test_what_is_no_digest_is_refused(store: Store, text: str) -> None:
-    q = store.open_question("r", "contribute", 0, [0])
+    q = store.open_question("r", "train/contribute", 0, [0])
     with pytest.raises(ValueError, match="sha256="):
         store.accept(q, 0, text)
     assert store.waiting(q) == (0,)
@@ -211,20 +211,20 @@ def test_what_is_no_digest_is_refused(store: Store, text: str) -> None:
 
 def test_questions_that_make_no_sense_are_refused(store: Store) -> None:
     with pytest.raises(ValueError, match="party 9 is no member"):
-        store.open_question("r", "contribute", 0, [0, 9])
+        store.open_question("r", "train/contribute", 0, [0, 9])
     for within in (0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="within="):
-            store.open_question("r", "contribute", 0, [0], within)
+            store.open_question("r", "train/contribute", 0, [0], within)
     with pytest.raises(Illegal, match="no run"):
-        store.open_question("x", "contribute", 0, [0])
-    assert store.open_question("r", "contribute", 0, []) == 1
+        store.open_question("x", "train/contribute", 0, [0])
+    assert store.open_question("r", "train/contribute", 0, []) == 1
 
 
 # ---- bodies
 
 
 def test_bodies_are_files_until_they_are_forgotten(store: Store, tmp_path: Path) -> None:
-    q = store.open_question("r", "contribute", 0, [0, 1, 2])
+    q = store.open_question("r", "train/contribute", 0, [0, 1, 2])
     big = os.urandom(3_000_000)
     assert store.accept(q, 1, digest(big), io.BytesIO(big)) == "accepted"
     assert store.accept(q, 0, digest(b"small"), b"small") == "accepted"
@@ -246,7 +246,7 @@ def test_bodies_are_files_until_they_are_forgotten(store: Store, tmp_path: Path)
 
 
 def test_files_that_belong_to_nothing_are_swept(store: Store, tmp_path: Path) -> None:
-    q = store.open_question("r", "contribute", 0, [0])
+    q = store.open_question("r", "train/contribute", 0, [0])
     store.accept(q, 0, digest(b"mine"), b"mine")
     store.close()
     for name in ("00000001-0-abc", "00000009-4-def.part", "other"):
@@ -262,8 +262,8 @@ def test_files_that_belong_to_nothing_are_swept(store: Store, tmp_path: Path) ->
 
 def test_a_restart_closes_what_was_open_and_keeps_what_was_committed(store: Store, tmp_path: Path) -> None:
     store.create("new")
-    q = store.open_question("r", "contribute", 0, [0, 1], within=1000)
-    done = store.open_question("r", "judge.own", 0, [0])
+    q = store.open_question("r", "train/contribute", 0, [0, 1], within=1000)
+    done = store.open_question("r", "evaluate/local", 0, [0])
     store.close_question(done)
     store.accept(q, 0, NONE)
     store.close()
@@ -276,7 +276,7 @@ def test_a_restart_closes_what_was_open_and_keeps_what_was_committed(store: Stor
         assert (again.question(q).state, again.question(done).state) == ("interrupted", "closed")
         assert (again.accept(q, 0, NONE), again.accept(q, 1, NONE)) == ("again", "closed")
         again.move("r", "running")
-        assert again.open_question("r", "contribute", 0, [0]) > done
+        assert again.open_question("r", "train/contribute", 0, [0]) > done
     with Store(tmp_path) as third:
         assert third.found.interrupted == (done + 1,)
 
@@ -284,7 +284,10 @@ def test_a_restart_closes_what_was_open_and_keeps_what_was_committed(store: Stor
 def test_one_process_and_one_store_at_a_time(store: Store, tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match=r"server\.sqlite is in use by another process"):
         Store(tmp_path)
-    code = f"from pathlib import Path; from atoll.runtimes.network.store import Store; Store(Path({str(tmp_path)!r}))"
+    code = (
+        "from pathlib import Path; from atoll.runtimes.network.server.store import Store; "
+        f"Store(Path({str(tmp_path)!r}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "in use by another process" in done.stderr
     assert store.state("r")[0] == "running"  # and nobody has reconciled it
@@ -297,16 +300,16 @@ def test_files_of_others_and_of_other_versions_are_refused(tmp_path: Path) -> No
     db = sqlite3.connect(path)
     db.execute("PRAGMA user_version = 7")
     db.close()
-    with pytest.raises(Unreadable, match="a store of version 7, and this is 2"):
+    with pytest.raises(BadStore, match="a store of version 7, and this is 2"):
         Store(tmp_path)
     path.unlink()
     db = sqlite3.connect(path)
     db.execute("CREATE TABLE theirs (x)")
     db.close()
-    with pytest.raises(Unreadable, match="another program's"):
+    with pytest.raises(BadStore, match="another program's"):
         Store(tmp_path)
     path.write_bytes(b"not a database at all, and long enough to have a header" * 100)
-    with pytest.raises(Unreadable, match="damaged or not a store"):
+    with pytest.raises(BadStore, match="damaged or not a store"):
         Store(tmp_path)
     path.write_bytes(good)
     with Store(tmp_path) as store:

@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.crypto.keys import Identity, Refused, verify
-from atoll.runtimes.network.roster import (
+from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+from atoll.runtimes.network.trust.roster import (
     MOST,
-    Member,
+    NamedIdentity,
     Peer,
     Roster,
     RosterFile,
@@ -32,16 +33,15 @@ from atoll.runtimes.network.roster import (
     new_key,
     peer_of,
 )  # fmt: skip
-from atoll.runtimes.network.tls import Insecure, PartySide, Unknown, anchor, certificate, signer, split
-from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+from atoll.runtimes.network.trust.tls import Insecure, PartyTLS, Unknown, anchor, certificate, signer, split
 
 
 @pytest.fixture
-def alice(tmp_path: Path) -> Member:
+def alice(tmp_path: Path) -> NamedIdentity:
     return new_key(tmp_path, "alice")
 
 
-def test_a_key_comes_back_from_its_file_and_signs(alice: Member, tmp_path: Path) -> None:
+def test_a_key_comes_back_from_its_file_and_signs(alice: NamedIdentity, tmp_path: Path) -> None:
     again = load_key(tmp_path / "alice.key")
     assert again.name == "alice"
     assert again.identity.public == alice.identity.public
@@ -58,13 +58,13 @@ def test_only_its_owner_can_read_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o666, 0o601])
-def test_a_key_that_others_can_read_is_refused(alice: Member, tmp_path: Path, mode: int) -> None:
+def test_a_key_that_others_can_read_is_refused(alice: NamedIdentity, tmp_path: Path, mode: int) -> None:
     (tmp_path / "alice.key").chmod(mode)
     with pytest.raises(Refused, match="chmod 600"):
         load_key(tmp_path / "alice.key")
 
 
-def test_a_key_is_never_replaced(alice: Member, tmp_path: Path) -> None:
+def test_a_key_is_never_replaced(alice: NamedIdentity, tmp_path: Path) -> None:
     before = (tmp_path / "alice.key").read_bytes()
     with pytest.raises(Refused, match="exists"):
         new_key(tmp_path, "alice")
@@ -86,8 +86,8 @@ def test_what_is_no_key_is_refused_without_showing_it(tmp_path: Path) -> None:
         load_key(tmp_path / "none.key")
 
 
-def test_no_secret_is_printed(alice: Member) -> None:
-    shown = f"{alice!r} {alice} {line_of(alice)} {PartySide(alice, Peer('hub', bytes(32)))!r}"
+def test_no_secret_is_printed(alice: NamedIdentity) -> None:
+    shown = f"{alice!r} {alice} {line_of(alice)} {PartyTLS(alice, Peer('hub', bytes(32)))!r}"
     for form in (alice.identity.secret.hex(), key_text(alice.identity.secret), repr(alice.identity.secret)):
         assert form not in shown
 
@@ -101,7 +101,7 @@ def test_names_that_are_no_names(name: str, tmp_path: Path) -> None:
 
 @given(st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?", fullmatch=True), st.text("abc #é", max_size=9))
 def test_a_line_is_read_as_it_was_written(name: str, comment: str) -> None:
-    member = Member(check_name(name), Identity.new())
+    member = NamedIdentity(check_name(name), Identity.new())
     assert peer_of(line_of(member, comment)) == Peer(name, member.identity.public)
 
 
@@ -153,7 +153,7 @@ def test_a_roster_is_read_again_when_it_changes_and_nobody_is_in_a_broken_one(tm
         RosterFile(tmp_path / "none")
 
 
-def test_a_certificate_tells_who_signed_it(alice: Member) -> None:
+def test_a_certificate_tells_who_signed_it(alice: NamedIdentity) -> None:
     _, pem = certificate(alice)
     assert signer(pem) == alice.identity.public
     made = x509.load_pem_x509_certificate(pem)
@@ -178,7 +178,7 @@ def forged(issuer: str, subject: str, key: Any, by: Ed25519PrivateKey, ca: bool)
     return builder.sign(by, None).public_bytes(Encoding.PEM)
 
 
-def test_nobody_signs_in_anothers_name(alice: Member) -> None:
+def test_nobody_signs_in_anothers_name(alice: NamedIdentity) -> None:
     mine, leaf = Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())
     for issuer in (alice.identity.public.hex(), "alice", "ff" * 3):
         with pytest.raises(Unknown, match="no identity key signed"):
@@ -245,16 +245,16 @@ def test_addresses(address: str) -> None:
 
 
 def test_a_roster_of_many(federation: Any) -> None:
-    members = [Member(f"p{n}", Identity.new()) for n in range(MOST)]
+    members = [NamedIdentity(f"p{n}", Identity.new()) for n in range(MOST)]
     federation.let_in(*members)
     federation.serve()
     assert federation.party(members[613]).hello(b"hi") == b"p613: hi"
     with pytest.raises(Refused, match="does not let p613 in"):
-        federation.party(Member("p613", Identity.new())).hello(b"hi")
+        federation.party(NamedIdentity("p613", Identity.new())).hello(b"hi")
 
 
 def test_a_roster_of_too_many_is_refused_with_its_remedy(tmp_path: Path) -> None:
     path = tmp_path / "roster"
-    path.write_text("".join(f"{line_of(Member(f'p{n}', Identity.new()))}\n" for n in range(MOST + 1)))
+    path.write_text("".join(f"{line_of(NamedIdentity(f'p{n}', Identity.new()))}\n" for n in range(MOST + 1)))
     with pytest.raises(Unreadable, match=r"1,201 parties, and one server takes 1,200: .* edges"):
         RosterFile(path)

@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.crypto.keys import Refused
-from atoll.runtimes.network.calls import Limits, Times, Unreachable, delays
-from atoll.runtimes.network.parcel import Question, header_of
-from atoll.runtimes.network.roster import line_of
-from atoll.runtimes.network.tls import ServerSide
-from atoll.runtimes.network.transport import ServerTransport
+from atoll.runtimes.network.messages.calls import HelloFirst, Limits, Times, Unreachable, delays
+from atoll.runtimes.network.messages.payload import QuestionPayload, header_of
+from atoll.runtimes.network.transport import ServerTransport, refusal
+from atoll.runtimes.network.trust.roster import line_of
+from atoll.runtimes.network.trust.tls import ServerTLS, Unknown
 
 MB = 1 << 20
 
 
-def asked(number: str, body: bytes | Path) -> Question:
-    return Question(header_of("question", number, body, b"envelope"), body)
+def asked(number: str, body: bytes | Path) -> QuestionPayload:
+    return QuestionPayload(header_of("question", number, body, b"envelope"), body)
 
 
 def test_all_four_calls(federation: Any) -> None:
@@ -46,6 +46,44 @@ def test_all_four_calls(federation: Any) -> None:
     assert federation.service.bodies["alice"] == hashlib.sha256(body[::-1]).hexdigest()
     party.leave()
     assert federation.service.calls[-1] == ("goodbye", "alice")
+
+
+class TooEarly(Refused):
+    """A refusal that parties of this release do not know."""
+
+    code = "too_early"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (Refused("not today"), Refused, "refused"),
+        (HelloFirst(), HelloFirst, "hello_first"),
+        (Unknown("who is this?"), Unknown, "unknown_key"),
+        (TooEarly("come back later"), Refused, "too_early"),
+    ],
+)
+def test_a_refusal_keeps_its_code_and_its_sentence(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, error: Refused, kind: type[Refused], code: str
+) -> None:
+    federation.serve()
+    party = federation.party()
+
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(federation.service, "hello", refuse)
+    monkeypatch.setattr(federation.service, "next_question", refuse)
+    for call in (lambda: party.hello(b"hi"), party.pull):
+        with pytest.raises(Refused) as raised:
+            call()
+        assert (type(raised.value), raised.value.code, str(raised.value)) == (kind, code, str(error))
+
+
+@pytest.mark.parametrize("code", [None, b"hello_first", "", "Hello first", "x" * 41, "hello_first\n"])
+def test_what_is_no_code_is_a_plain_refusal(code: Any) -> None:
+    refused = refusal(code, "no")
+    assert (type(refused), refused.code) == (Refused, "refused")
 
 
 def test_a_slow_server_is_not_called_again_and_again(federation: Any) -> None:
@@ -150,7 +188,7 @@ def test_a_party_waits_for_a_server_that_restarts(federation: Any) -> None:
     waiting = threading.Thread(target=lambda: heard.append(party.hello(b"again")))
     waiting.start()
     time.sleep(0.5)
-    federation.server = ServerTransport(address, ServerSide(federation.hub, federation.roster), federation.service)
+    federation.server = ServerTransport(address, ServerTLS(federation.hub, federation.roster), federation.service)
     assert federation.server.start() == address
     waiting.join(20)
     assert heard == [b"alice: again"]
@@ -159,7 +197,7 @@ def test_a_party_waits_for_a_server_that_restarts(federation: Any) -> None:
 def test_two_servers_do_not_share_a_port(federation: Any) -> None:
     address = federation.serve()
     with pytest.raises(OSError, match="cannot listen"):
-        ServerTransport(address, ServerSide(federation.hub, federation.roster), federation.service).start()
+        ServerTransport(address, ServerTLS(federation.hub, federation.roster), federation.service).start()
 
 
 def test_stopping_wakes_a_pull(federation: Any) -> None:
@@ -208,7 +246,7 @@ def test_a_channel_that_has_grown_old_is_replaced(federation: Any, monkeypatch: 
     federation.serve()
     party = federation.party()
     monkeypatch.setattr("atoll.runtimes.network.transport.RENEW", -1.0)
-    monkeypatch.setattr("atoll.runtimes.network.tls.RENEW", -1.0)
+    monkeypatch.setattr("atoll.runtimes.network.trust.tls.RENEW", -1.0)
     port = int(federation.address.split(":")[1])
     for _ in range(10):
         assert party.hello(b"hi") == b"alice: hi"

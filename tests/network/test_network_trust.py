@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -26,49 +25,56 @@ from test_network_runs import ATOLL, Federation
 
 import atoll
 from atoll.core.effects import Ask, Note, Replies
+from atoll.core.method import Population
+from atoll.core.world import World
 from atoll.data import build
-from atoll.job import assemble
-from atoll.jobfile import dumps, to_table
-from atoll.join import join
-from atoll.party import assess
-from atoll.runtimes.network.audit import Audit, verify
-from atoll.runtimes.network.calls import Times, Unreachable
-from atoll.runtimes.network.hall import Hall
-from atoll.runtimes.network.policy import NotAllowed, Policy
-from atoll.runtimes.network.store import Store
-from atoll.runtimes.network.tls import Insecure
+from atoll.job.assemble import agreement_of, assemble, summary_of
+from atoll.job.file import dumps, to_table
+from atoll.programs.federate import question_of
+from atoll.runtimes.local.worker import Worker
+from atoll.runtimes.network.messages.calls import Times, Unreachable
+from atoll.runtimes.network.party.assess import assess
+from atoll.runtimes.network.party.audit import AuditLog, verify
+from atoll.runtimes.network.party.join import join
+from atoll.runtimes.network.party.policy import NotAllowed, Policy
+from atoll.runtimes.network.party.session import Assessment, Session
+from atoll.runtimes.network.server.hub import Hub
+from atoll.runtimes.network.server.serve import remote
+from atoll.runtimes.network.server.store import Store
 from atoll.runtimes.network.transport import ServerTransport
-from atoll.runtimes.workers import Worker
-from atoll.seat import Assessment, Seat
-from atoll.serve import answer_layouts, as_served, remote, sample_layout
+from atoll.runtimes.network.trust.tls import Insecure
 
 RECIPE = {"use": "digits", "clients": 3}
 MINE = {**RECIPE, "party": 0}
 JOB = atoll.Job(atoll.FedAvg(atoll.models.softmax(), lr=0.5), atoll.All(), rounds=5)
+WHAT = "train/contribute"
 TIMES = Times(wait=1.0, answer=60.0, silence=10.0, grace=0.2, patience=30.0)
 
 
 @dataclass
 class Asking:
-    """A hall that asks its one party what a test says."""
+    """A hub that asks its one party what a test says."""
 
-    hall: Hall
-    share: dict[str, Any]
+    hub: Hub
+    body: dict[str, Any]
     address: str
     notes: list[Note] = field(default_factory=list)
 
     def ask(self, within: float | None = None, more: float = 0.0) -> Replies:
         """Ask for a vector; `more` is added to the model."""
-        share = {**self.share, "params": np.asarray(self.share["params"]) + np.float32(more)}
-        self.hall.wait_for(1, 60)
-        return self.hall.ask(Ask(np.arange(1), "contribute", {"share": share, "t": 0}, within=within))
+        broadcast = {
+            **self.body["broadcast"],
+            "params": np.asarray(self.body["broadcast"]["params"]) + np.float32(more),
+        }
+        self.hub.wait_for(1, 60)
+        return self.hub.ask(Ask(np.arange(1), WHAT, {**self.body, "broadcast": broadcast}, within=within))
 
 
 @dataclass
 class Journal:
     note: Callable[[Note], None]
 
-    def keep(self, memory: object) -> None:
+    def checkpoint(self, memory: object) -> None:
         pass
 
 
@@ -77,18 +83,20 @@ def serving(folder: Path, job: atoll.Job = JOB, address: str = "127.0.0.1:0") ->
     """A server with a folder of its own, in which questions are numbered from the first."""
     folder.mkdir()
     data, notes = build(RECIPE), list[Note]()
-    made, text = assemble(as_served(job), remote(data, [9] * 3)), text_of(job)
+    made, text = assemble(job, remote(data, [9] * 3), world=World.real(0)), text_of(job)
     with Store(folder) as store:
         store.enrol([("ada", "key"), ("ben", "of ben"), ("cleo", "of cleo")])  # of whom the first comes
         store.create("run")
         store.move("run", "running")
-        hall = Hall(
-            "run", store, Journal(notes.append), Worker({}, {}, 0), answer_layouts(made, 3), data=sample_layout(data),
-            classes=10, job=text, manifest=hashlib.sha256(text.encode()).digest(), key_of=lambda _: "key", times=TIMES,
+        hub = Hub(
+            "run", store, Journal(notes.append), Worker({}, {}, World.real(0)), made.questions(3),
+            data=summary_of(data).sample, classes=10, job=text, manifest=agreement_of(text),
+            key_of=lambda _: "key", times=TIMES,
         )  # fmt: skip
-        server = ServerTransport(address, Insecure("server"), hall, times=TIMES, folder=folder)
-        share = made.plan.method.share(made.plan.method.init(0))
-        yield Asking(hall, dict(share), server.start(), notes)
+        server = ServerTransport(address, Insecure("server"), hub, times=TIMES, folder=folder)
+        method, program = made.program.method, made.program
+        body = question_of(method, method.init(program.world, Population(program.sizes)), 0, {})
+        yield Asking(hub, dict(body), server.start(), notes)
         server.stop(0)
 
 
@@ -97,7 +105,7 @@ def text_of(job: atoll.Job) -> str:
 
 
 def assessed(job: atoll.Job) -> Assessment:
-    return assess(Seat(MINE, text_of(job), 0, 3, 10), "", "")
+    return assess(Session(Policy(data=MINE), text_of(job), 0, 3, 10), "", "")
 
 
 @dataclass
@@ -139,9 +147,9 @@ def test_the_month_is_counted_on_across_restarts_of_both_sides(tmp_path: Path, a
     stages = (atoll.Clip(1.0), atoll.Average(), atoll.Gaussian(4.0, "local"))
     job = replace(JOB, channel=atoll.Channel(stages), rounds=2)
     both = assessed(job).spent[1]
-    with Audit(ada.folder / "audit.jsonl") as audit:
-        audit.left(job="another", question=1, asked="contribute", size=1, digest="0" * 64, epsilon=1.0)
-    policy = Policy(most_epsilon_month=1.0 + both, data=MINE)
+    with AuditLog(ada.folder / "audit.jsonl") as audit:
+        audit.left(job="another", question=1, asked=WHAT, contributes=True, size=1, digest="0" * 64, epsilon=1.0)
+    policy = Policy(max_epsilon_month=1.0 + both, data=MINE)
     with serving(tmp_path / "one", job) as server:
         party = ada.join(server.address, policy)
         assert len(server.ask()) == 1
@@ -151,7 +159,7 @@ def test_the_month_is_counted_on_across_restarts_of_both_sides(tmp_path: Path, a
         party = ada.join(server.address, policy)
         assert len(server.ask()) == 1
         assert not len(server.ask())  # the party's own limit, though the job may ask each round again
-        with pytest.raises(NotAllowed, match="most_epsilon_month"):
+        with pytest.raises(NotAllowed, match="max_epsilon_month"):
             party.result(30)
     left = ada.lines("left")
     assert [line["question"] for line in left] == [1, 1, 1]
@@ -161,22 +169,22 @@ def test_the_month_is_counted_on_across_restarts_of_both_sides(tmp_path: Path, a
 @pytest.mark.slow
 def test_bytes_are_counted_as_they_move_and_across_restarts(tmp_path: Path, ada: Ada) -> None:
     """What the job promises would just do, but trees have names, and a server may ask again."""
-    policy = Policy(allow_plain=True, most_bytes=assessed(JOB).manifest.bytes, data=MINE)
+    policy = Policy(allow_plain=True, max_bytes=assessed(JOB).manifest.bytes, data=MINE)
     with serving(tmp_path / "one") as server:
         party, answered = ada.join(server.address, policy), 0
         while len(server.ask(more=answered)):
             answered += 1
-        with pytest.raises(NotAllowed, match="most_bytes"):
+        with pytest.raises(NotAllowed, match="max_bytes"):
             party.result(30)
     left = ada.lines("left")
     assert len(left) == answered > 1
     moved = sum(line["bytes"] + line["brought"] for line in left)
-    most = policy.most_bytes or 0
+    most = policy.max_bytes or 0
     assert moved <= most < moved + left[0]["bytes"] + left[0]["brought"]
     with serving(tmp_path / "two") as server:
         party = ada.join(server.address, policy)
         assert not len(server.ask())
-        with pytest.raises(NotAllowed, match="most_bytes"):
+        with pytest.raises(NotAllowed, match="max_bytes"):
             party.result(30)
     assert len(ada.lines("left")) == answered
 
@@ -199,7 +207,7 @@ def test_a_training_that_hangs_is_given_up_in_time_and_the_next_question_answere
         assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
         assert len(server.ask()) == 1
         assert [line["why"] for line in ada.lines("declined")] == [why]
-        server.hall.end("the test is over")
+        server.hub.end("the test is over")
         assert party.result(30) == "the test is over"
 
 
@@ -207,7 +215,7 @@ def test_a_training_that_hangs_is_given_up_in_time_and_the_next_question_answere
 def test_a_server_that_comes_back_as_another_one_is_looked_at_anew(tmp_path: Path, ada: Ada) -> None:
     with serving(tmp_path / "one") as server:
         address = server.address
-        party = ada.join(address, Policy(allow_plain=True, most_rounds=10, data=MINE))
+        party = ada.join(address, Policy(allow_plain=True, max_rounds=10, data=MINE))
         first = server.ask()
     with serving(tmp_path / "two", address=address) as server:  # the same job, and again a first question
         other = server.ask(more=0.5)
@@ -218,7 +226,7 @@ def test_a_server_that_comes_back_as_another_one_is_looked_at_anew(tmp_path: Pat
     with serving(tmp_path / "three", longer, address) as server:
         assert len(server.ask()) == 1
     assert [line["job"] for line in ada.lines("joined")] == [line["job"] for line in ada.lines("left")[1:]]
-    with serving(tmp_path / "four", replace(JOB, rounds=11), address), pytest.raises(NotAllowed, match="most_rounds"):
+    with serving(tmp_path / "four", replace(JOB, rounds=11), address), pytest.raises(NotAllowed, match="max_rounds"):
         party.result(60)
     assert len(ada.lines("left")) == 3
 
@@ -280,7 +288,8 @@ def test_alone_on_a_machine_no_connection_is_opened(command: str, tmp_path: Path
     """Every Python process is watched, also those that train; the last one shows that a socket would be seen."""
     (tmp_path / "sitecustomize.py").write_text(WATCH)
     seen = tmp_path / "seen"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "ATOLL_SEEN": str(seen)}
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "ATOLL_SEEN": str(seen)}
     args = ["run", "digits", "--rounds", "1", "--workers", "2"] if command == "run" else [command]
     subprocess.run([*ATOLL, *args], cwd=tmp_path, env=environment, capture_output=True, check=True)
     assert not seen.exists(), seen.read_text()

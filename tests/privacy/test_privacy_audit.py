@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from atoll.core.keys import Array, rng
+from atoll.core.keys import rng
+from atoll.core.tree import Array
 from atoll.privacy import (
     Account,
     AddressedBits,
-    Audit,
+    PrivacyAudit,
     Spend,
     audit,
     discrete_gaussian,
@@ -87,7 +88,7 @@ def test_integers_are_audited_too() -> None:
 
 def test_no_noise_at_all_is_caught_and_constants_are_not() -> None:
     assert audit(lambda present, n: np.full(n, float(present)), 4.0, 1e-5, samples=20_000).caught
-    assert audit(lambda present, n: np.zeros(n), 4.0, 1e-5, samples=20_000) == Audit(0.0, 4.0)
+    assert audit(lambda present, n: np.zeros(n), 4.0, 1e-5, samples=20_000) == PrivacyAudit(0.0, 4.0)
 
 
 def test_what_cannot_be_audited_is_refused() -> None:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, ks_2samp
 
-from atoll.core.keys import Array, rng
+from atoll.core.keys import rng
+from atoll.core.tree import Array
 from atoll.privacy import AddressedBits, Bits, SecureBits, discrete_gaussian
 from atoll.privacy.discrete import _coarse, _heads, _invert, _reach, _signed_table, _Table, _table, _weights, sum_gap
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.core.keys import Array, rng
+from atoll.core.keys import rng
+from atoll.core.tree import Array
 from atoll.privacy import increments, prefix
 
 

@@ -5,20 +5,26 @@ import copy
 import numpy as np
 import pytest
 
-WORDS = "unit: {}; neighbours: add-or-remove-one; sampling: Poisson, rate 0.5; delta: {}; accountant: RDP"
+
+def means(unit, delta):
+    """What an ε means, as an account notes it."""
+    terms = {"unit": unit, "neighbours": "add-or-remove-one", "sampling": "poisson", "rate": 0.5}
+    return {**terms, "delta": delta, "accountant": "RDP"}
 
 
-def made_up(*, parties=20, classes=10, rounds=12, rooms=("test", "own"), kind="classes", ended=True, names=(),
+def made_up(*, parties=20, classes=10, rounds=12, splits=("test", "local"), kind="classes", ended=True, names=(),
             private=()):  # fmt: skip
     """Make (about, facts) as a run would note them; `private` names the units that noise protects."""
     rng = np.random.default_rng(parties + rounds)
     shape = (min(parties, 200), classes if kind == "classes" else 1)
     counts = rng.integers(0, 30, shape) + (np.arange(shape[1]) == 0)
     n = counts.sum(axis=1)
-    job = {"name": "made up", "rounds": rounds, "seed": 0, "every": 1, "data": {"use": "digits"}}
+    job = {"name": "made up", "rounds": rounds, "seed": 0, "eval_every": 1, "data": {"use": "digits"}}
     job |= {"method": {"use": "fedavg", "model": {"use": "softmax"}}, "stages": [{"use": "weigh"}], "stop": []}
+    better = {"accuracy": "high", "loss": "low"} if kind == "classes" else {"mse": "low", "loss": "low", "r2": "high"}
     about = {
         "job": job, "parties": parties, "parameters": 650, "cohort": max(1, parties // 2), "bytes_per_vector": 2604,
+        "better": better,
         "kind": kind, "classes": classes if kind == "classes" else 0, "names": list(names),
         "sizes": {"least": int(n.min()), "mean": float(n.mean()), "most": int(n.max()), "all": int(n.sum())},
         "partition": counts.tolist(), "environment": {"python": "3.11.7", "machine": "x86_64", "cores": "2"},
@@ -29,13 +35,20 @@ def made_up(*, parties=20, classes=10, rounds=12, rooms=("test", "own"), kind="c
             asked = about["cohort"]
             facts.append({
                 "what": "round", "round": t, "asked": asked, "answered": asked, "bytes_up": 2604 * asked,
-                "bytes_down": 2600 * asked, "seconds": 0.05, "work": 0.03, "compile": 0.4 * (t == 1), "moved": 0.1,
+                "bytes_down": 2600 * asked, "seconds": 0.05, "work": 0.03, "compile": 0.4 * (t == 1),
+                "update_norm": 0.1,
                 "time": t * 0.06,
             })  # fmt: skip
-        facts += [look(room, t, rounds, kind, parties, rng) for room in rooms]
+        facts += [evaluation(split, t, rounds, kind, parties, rng) for split in splits]
     if ended:
         facts.append(
-            {"what": "end", "round": rounds, "reason": f"all {rounds} rounds done", "time": rounds * 0.06 + 0.2}
+            {
+                "what": "end",
+                "round": rounds,
+                "reason": f"all {rounds} rounds done",
+                "complete": True,
+                "time": rounds * 0.06 + 0.2,
+            }
         )
     return protected(about, facts, private) if private else (about, facts)
 
@@ -51,8 +64,8 @@ def protected(about, facts, units):
     about["pipeline"] = ["1. clip(norm=1.0): Scale a vector down.", "so it travels as 652 numbers"]
     about["job"]["stages"] = [{"use": "clip", "norm": 1.0, "quantile": 0.75}, {"use": "gaussian", "multiplier": 0.8}]
     about["job"]["stop"] = [{"use": "budget", "epsilon": 8.5, "delta": 1e-3}]
-    about["privacy"] = {"words": WORDS.format(units[0], 1e-3), "delta": 1e-3, "epsilon_planned": 7.654321}
-    about["privacy"] |= {"simulated": True}
+    about["privacy"] = {"epsilon_means": means(units[0], 1e-3), "epsilon_planned": 7.654321}
+    about["simulated"] = True
     for fact in facts:
         t = fact.get("round", 0)
         if fact["what"] == "start":
@@ -66,21 +79,28 @@ def protected(about, facts, units):
                 if fact["what"] == "end":
                     fact |= {
                         f"{name}_tight": (k + 1) * t / 3,
-                        f"{name}_means": WORDS.format(units[k], 10.0 ** (-3 - k)),
+                        f"{name}_means": means(units[k], 10.0 ** (-3 - k)),
                     }
         if fact["what"] == "round" and t == 2:
             why = f"4 of {fact['asked']} answered, 7 are needed: nothing was opened"
-            fact |= {"answered": 0, "bytes_up": 0, "lost": fact["asked"] - 4, "needed": 7, "unopened": why}
+            fact |= {"answered": 0, "bytes_up": 0, "lost": fact["asked"] - 4, "needed": 7, "aborted": why}
     return about, facts
 
 
-def look(room, t, rounds, kind, parties, rng):
+def evaluation(split, t, rounds, kind, parties, rng):
     better = 1 - np.exp(-4 * t / max(rounds, 1))
-    fact = {"what": "look", "round": t, "room": room, "loss": float(2.3 - 2 * better), "seconds": 0.002, "parties": 1}
+    fact = {
+        "what": "evaluation",
+        "round": t,
+        "split": split,
+        "loss": float(2.3 - 2 * better),
+        "seconds": 0.002,
+        "parties": 1,
+    }
     name = "accuracy" if kind == "classes" else "mse"
     each = np.sort(np.clip(rng.normal(0.1 + 0.8 * better, 0.1, min(parties, 500)), 0, 1))
     fact |= {"accuracy": float(each.mean())} if kind == "classes" else {"mse": float(each.mean()), "r2": float(better)}
-    if room == "own" and parties > 1:
+    if split == "local" and parties > 1:
         worst = each[: max(1, len(each) // 10)] if kind == "classes" else each[-max(1, len(each) // 10) :]
         top = each.max() if kind == "classes" else each.min()
         fact |= {"parties": parties, f"{name}.mean": float(each.mean()), f"{name}.worst10": float(worst.mean())}
@@ -130,10 +150,10 @@ def private_run(_ran_privately):
 CASES = {
     "whole": {},
     "no end": {"ended": False},
-    "no own room": {"rooms": ("test",)},
-    "no central test": {"rooms": ("own",)},
-    "no look at all": {"rooms": ()},
-    "only a start": {"rounds": 0, "rooms": (), "ended": False},
+    "no local split": {"splits": ("test",)},
+    "no central test": {"splits": ("local",)},
+    "no look at all": {"splits": ()},
+    "only a start": {"rounds": 0, "splits": (), "ended": False},
     "no round yet": {"rounds": 0, "ended": False},
     "regression": {"kind": "real"},
     "regression of many": {"kind": "real", "parties": 300},

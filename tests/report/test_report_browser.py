@@ -2,11 +2,11 @@
 
 import re
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 
+import spawn
 from atoll.report.page import write
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -36,7 +36,7 @@ def browse(*options, profile):
         "--hide-scrollbars",
         f"--user-data-dir={profile}",
     ]
-    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=True).stdout
+    return spawn.run([*command, *options], capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 def framed(path, width):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from atoll.report import figures as fig
-from atoll.run import Run
+from atoll.runtimes.run import Run
 
 
 def lines(ax):
@@ -34,7 +34,7 @@ def test_a_run_draws_itself(run):
 def test_every_kind_of_private_run_can_be_drawn(private_case):
     _, about, facts = private_case
     ran = any(f["what"] == "round" for f in facts)
-    short = any("unopened" in f for f in facts)
+    short = any("aborted" in f for f in facts)
     assert len(fig.spending(about, facts).axes) == 4 * ran
     assert [p.group for p in fig.panels(about, facts)].count("answers") == short
 
@@ -42,10 +42,10 @@ def test_every_kind_of_private_run_can_be_drawn(private_case):
 def test_curves_are_the_facts_and_the_best_is_marked(run):
     about, facts = run
     ax = fig.learning(about, facts).axes[0]
-    looks = [f for f in facts if f["what"] == "look" and f["room"] == "test"]
+    evaluations = [f for f in facts if f["what"] == "evaluation" and f["split"] == "test"]
     (t, v), (at, top) = lines(ax)[:2]
-    assert t.tolist() == [f["round"] for f in looks]
-    assert v.tolist() == [f["accuracy"] for f in looks]
+    assert t.tolist() == [f["round"] for f in evaluations]
+    assert v.tolist() == [f["accuracy"] for f in evaluations]
     assert top[0] == max(v)
     assert at[0] == t[np.argmax(v)]
 
@@ -61,13 +61,30 @@ def test_thinning_keeps_first_last_lowest_and_highest():
 
 
 def test_phases_add_up_to_the_seconds_noted(run):
-    _, facts = run
-    t, spent = fig.phases(facts)
-    noted = sum(f["seconds"] for f in facts if f["what"] in ("round", "look"))
+    about, facts = run
+    t, spent = fig.phases(about, facts)
+    noted = sum(f["seconds"] for f in facts if f["what"] in ("round", "evaluation"))
     assert t.tolist() == [0, 1, 2, 3, 4]
     assert sum(v.sum() for v in spent.values()) == pytest.approx(noted)
     facts = [{"what": "round", "round": 1, "seconds": 1.0, "work": 0.9, "compile": 0.3}]
-    assert fig.phases(facts)[1]["combine"].tolist() == [0.0]
+    assert fig.phases(about, facts)[1]["combine"].tolist() == [0.0]
+
+
+def test_every_title_is_inside_its_picture(run):
+    for panel in fig.panels(*run):
+        figure = fig.draw([panel])
+        (ax,) = figure.axes
+        title = ax.get_tightbbox(for_layout_only=False)
+        assert title.y1 <= figure.bbox.height, panel.title
+
+
+def test_a_program_with_roles_has_rounds_of_one_phase_and_whole_ticks():
+    about = {"roles": {"A": {}}, "parties": 1}
+    facts = [{"what": "round", "round": 1, "seconds": 2.0, "asked": 3, "answered": 3, "bytes_up": 9, "bytes_down": 9}]
+    assert [p.title for p in fig.panels(about, facts) if p.group == "time"] == ["Time per round"]
+    (ax,) = fig.timing(about, facts).axes
+    assert ax.get_legend() is None
+    assert [k for k in ax.get_xticks() if k != round(k)] == []
 
 
 def test_traffic_is_summed(tell):

@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.core.world import World
+from atoll.data.roles import nothing
+from atoll.job.assemble import assemble
+from atoll.programs.vertical.moments import JointMoments
 from atoll.report.page import caption, notes, page, result, tiles, wall, write
 from atoll.report.privacy import accounts, in_epsilon
 from atoll.report.units import in_bytes, in_seconds
-from atoll.run import describe
+from atoll.runtimes.network.server.serve import remote
+from atoll.runtimes.roles.simulate import describe as describe_roles
+from atoll.runtimes.run import describe
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -90,16 +96,17 @@ def test_numbers_on_the_page_are_those_of_the_facts(run, tmp_path):
     about, facts = run
     text = " ".join(Reader(write(tmp_path / "a" / "report.html", about, facts).read_text(encoding="utf-8")).words)
     text = text.replace("\u00a0", " ")
-    looks = [f for f in facts if f["what"] == "look" and f["room"] == "test"]
-    own = [f for f in facts if f["what"] == "look" and f["room"] == "own"][-1]
+    evaluations = [f for f in facts if f["what"] == "evaluation" and f["split"] == "test"]
+    local = [f for f in facts if f["what"] == "evaluation" and f["split"] == "local"][-1]
     turns = [f for f in facts if f["what"] == "round"]
-    best = max(looks, key=lambda f: f["accuracy"])
+    best = max(evaluations, key=lambda f: f["accuracy"])
     said = [
-        f"FedAvg reached {100 * looks[-1]['accuracy']:.1f} % test accuracy after 4 rounds with 6 parties (3 a round)",
+        f"FedAvg reached {100 * evaluations[-1]['accuracy']:.1f} % test accuracy after 4 rounds with 6 parties "
+        "(3 a round)",
         "it ended because all 4 rounds were done",
         f"best {100 * best['accuracy']:.1f} % in round {best['round']}",
-        f"own accuracy; mean {100 * own['accuracy.mean']:.1f} %",
-        f"{100 * own['accuracy.worst10']:.1f} %",
+        f"local accuracy; mean {100 * local['accuracy.mean']:.1f} %",
+        f"{100 * local['accuracy.worst10']:.1f} %",
         "650",
         in_bytes(sum(f["bytes_up"] for f in turns) + sum(f["bytes_down"] for f in turns)),
         in_bytes(sum(f["bytes_up"] for f in turns) / sum(f["answered"] for f in turns)),
@@ -113,6 +120,32 @@ def test_numbers_on_the_page_are_those_of_the_facts(run, tmp_path):
     ]
     for words in said:
         assert words in text
+
+
+@pytest.mark.parametrize("world", [World.simulated(0), World.real(0)], ids=["simulated", "real"])
+def test_a_report_says_where_the_parties_were(digits, world):
+    """A hidden sum with noise, and a program with roles: each shows a protection."""
+    private = [atoll.Clip(1.0), atoll.Average("expected"), atoll.Ring(), atoll.Gaussian(1.0, where="distributed")]
+    channel = atoll.Channel(private, atoll.SecureSum())
+    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), atoll.All(), channel, rounds=2)
+    data = remote(digits, digits.train.sizes.tolist()) if world.secret else digits
+    summed = describe(assemble(job, data, 0, world=world), data, 0)
+    moments = atoll.RoleJob(JointMoments(), {"A": "bank", "B": "shop", "C": "notary"})
+    brought = dict.fromkeys("ABC", nothing().summary(b""))
+    end = {"what": "end", "round": 2, "reason": "all 2 rounds done"}
+    for about in (summed, describe_roles(moments, brought, world)):
+        html = page(about, [{"what": "start", "round": 0}, end])
+        assert ("imulat" in html) == (not world.secret)
+        assert ("<b class=tag>simulated</b>" in html) == (not world.secret)
+        assert ("The parties of this run were elsewhere" in html) == world.secret
+
+
+def test_a_server_does_not_know_the_labels_of_parties_elsewhere(digits):
+    data = remote(digits, digits.train.sizes.tolist())
+    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), rounds=2)
+    html = page(describe(assemble(job, data, 0, world=World.real(0)), data, 0), [{"what": "start", "round": 0}])
+    assert "classes" not in html.partition("<h2>Job file")[0].partition("<h2>")[2]
+    assert f"<td>{digits.train.sizes[0]}</td>" in html
 
 
 def test_the_table_says_what_each_party_holds(run):
@@ -153,10 +186,10 @@ def test_names_of_users_stay_words(name, tell, tmp_path):
     about["seen"] |= {"server": name, name: "simulated"}
     about["pipeline"] = [name]
     facts[-1]["epsilon_means"] = f"unit: {name}"
-    [f for f in facts if f["what"] == "round"][1]["unopened"] = name
+    [f for f in facts if f["what"] == "round"][1]["aborted"] = name
     about["job"]["name"] = name
     about["environment"]["atoll"] = name
-    facts[-1]["reason"] = name
+    facts[-1] |= {"reason": name, "complete": False}
     facts.insert(1, {"what": "in process", "why": name, "time": 0.0})
     facts.append({"what": name or "odd", "value": name})
     text = write(tmp_path / "r.html", about, facts).read_text(encoding="utf-8")
@@ -168,7 +201,7 @@ def test_names_of_users_stay_words(name, tell, tmp_path):
 def test_the_caption_of_traffic_tells_what_evaluation_took(tell):
     """2,600 bytes to each of 20 parties before the first round and after each of 3."""
     assert caption("traffic", *tell(rounds=3)).endswith("; 4 evaluations on their own data took another 208 kB down.")
-    assert "evaluation" not in caption("traffic", *tell(rounds=3, rooms=("test",)))
+    assert "evaluation" not in caption("traffic", *tell(rounds=3, splits=("test",)))
 
 
 def test_the_sentence_at_the_top(tell):
@@ -176,10 +209,10 @@ def test_the_sentence_at_the_top(tell):
     assert result(about, facts).startswith(
         "FedAvg reached a test R² of 0.982 after 3 rounds with 2 parties (1 a round);"
     )
-    about, facts = tell(rooms=("own",), parties=1, rounds=1, ended=False)
+    about, facts = tell(splits=("local",), parties=1, rounds=1, ended=False)
     assert "on the parties' own test data after 1 round with 1 party; it has not ended" in result(about, facts)
-    about, facts = tell(rooms=(), rounds=3)
-    facts[-1]["reason"] = "3 s have passed (wall time 3 s)"
+    about, facts = tell(splits=(), rounds=3)
+    facts[-1] |= {"reason": "3 s have passed (wall time 3 s)", "complete": False}
     assert result(about, facts) == (
         "FedAvg trained for 3 rounds with 20 parties (10 a round); it ended because 3 s have passed (wall time 3 s)."
     )
@@ -211,10 +244,10 @@ def test_the_clock_of_a_resumed_run_is_that_of_all_sittings():
 
 def test_numbers_that_are_not_finite_are_left_out(tell):
     about, facts = tell(rounds=5)
-    for fact in [f for f in facts if f["what"] == "look"][-2:]:
+    for fact in [f for f in facts if f["what"] == "evaluation"][-2:]:
         fact["loss"] = float("nan")
     said = {what: value for what, value, _ in tiles(about, facts)}
-    assert said["Test loss"] == f"{[f for f in facts if f.get('room') == 'test'][-2]['loss']:.3f}"
+    assert said["Test loss"] == f"{[f for f in facts if f.get('split') == 'test'][-2]['loss']:.3f}"
     assert "nan" not in page(about, facts)
 
 
@@ -224,7 +257,7 @@ def test_a_thousand_rounds_of_a_thousand_parties_stay_small(tell, tmp_path):
 
 
 def test_a_report_that_cannot_be_written_leaves_what_was_there(tell, tmp_path):
-    about, facts = tell(rounds=0, rooms=())
+    about, facts = tell(rounds=0, splits=())
     path = write(tmp_path / "r.html", about, facts)
     assert write(path, about, facts) == path
     (tmp_path / "folder").mkdir()

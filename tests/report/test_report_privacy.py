@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.privacy.account import in_words
 from atoll.report import figures as fig
 from atoll.report import privacy
 from atoll.report.page import notes, page, tiles
@@ -73,7 +74,7 @@ def test_numbers_of_a_private_run_are_those_of_the_facts(private_run):
     text = plain(page(about, facts))
     end = facts[-1]
     epsilon, tight = (privacy.in_epsilon(end[name]) for name in ("epsilon", "epsilon_tight"))
-    means = end["epsilon_means"]
+    means = in_words(end["epsilon_means"])
     clipped, noise = (100 * np.mean([f[name] for f in turns(facts)]) for name in ("clipped", "noise_share"))
     lost, asked = (sum(f.get(name, 0) for f in turns(facts)) for name in ("lost", "asked"))
     said = [
@@ -89,7 +90,7 @@ def test_numbers_of_a_private_run_are_those_of_the_facts(private_run):
     ]
     for words in said:
         assert words in text
-    assert means == about["privacy"]["words"]
+    assert end["epsilon_means"] == about["privacy"]["epsilon_means"]
     assert end["epsilon"] <= 1.8 < about["privacy"]["epsilon_planned"]
 
 
@@ -170,7 +171,7 @@ def test_what_was_not_computed_is_not_shown(tell):
     del facts[-1]["epsilon_tight"]
     assert "by PLD" not in privacy.caption("privacy", about, facts)
     (tile,) = (tile for tile in tiles(about, facts) if tile[0].startswith("Privacy spent"))
-    assert tile[2] == facts[-1]["epsilon_means"]
+    assert tile[2] == in_words(facts[-1]["epsilon_means"])
     for fact in facts:
         fact.pop("epsilon_means", None)
     del about["privacy"]
@@ -201,12 +202,12 @@ def test_empty_rounds_spend_too(tell):
 def test_what_is_simulated_has_a_mark(tell):
     about, facts = tell(private=("party",))
     html = privacy.section(about, facts)
-    assert html.count("<b class=tag>simulated</b>") == 2  # the sum and the network, not the rest
+    assert html.count("<b class=tag>simulated</b>") == 1
     assert privacy.SIMULATED in html
     assert tiles(about, facts)[6][0] == "Privacy spent (simulated noise)"
-    about["privacy"].pop("simulated")  # who does not say is taken to have simulated
+    about.pop("simulated")  # who does not say is taken to have simulated
     assert privacy.SIMULATED in privacy.section(about, facts)
-    about["privacy"]["simulated"] = False
+    about["simulated"] = False
     about["seen"] = {"server": "the sum of at least 7 vectors"}
     assert "imulated" not in privacy.section(about, facts)
     assert "imulated" not in privacy.caption("privacy", about, facts)
@@ -226,10 +227,10 @@ def test_rounds_that_opened_nothing_are_counted_with_examples(tell):
     (said,) = privacy.notes(about, facts)
     assert said == (
         "1 round opened nothing, and left the model as it was; what such a round would have spent counts all the same "
-        "(round 2: 4 of 10 answered, 7 are needed)."
+        "(round 2: 4 of 10 answered, 7 are needed: nothing was opened)."
     )
     for fact in turns(facts)[3:8]:
-        fact |= {"answered": 0, "unopened": "0 of 10 answered, 7 are needed: nothing was opened"}
+        fact |= {"answered": 0, "aborted": "0 of 10 answered, 7 are needed: nothing was opened"}
     (said,) = privacy.notes(about, facts)
     assert said.startswith("6 rounds opened nothing")
     assert said.count("7 are needed") == privacy.EXAMPLES
@@ -279,9 +280,23 @@ def test_a_protocol_that_was_run_tells_its_cost(tell):
         ("A party's protocol, a round", in_bytes(5001.5), f"sent; {in_seconds(0.004)} of CPU each; server 20 ms")
     ]
     for fact in turns(facts):
-        fact.pop("protocol_client")
+        fact.pop("protocol_client")  # which no server knows of parties that are elsewhere
+    assert privacy.tiles(about, facts)[0][2] == "sent; server 20 ms"
+    for fact in turns(facts):
         fact.pop("protocol_server")
     assert privacy.tiles(about, facts)[0][2] == "sent"
+
+
+def test_accounts_of_release_0_1_are_shown_as_they_were_noted(tell):
+    """It noted sentences, and δ as a number for the first account only."""
+    about, facts = tell(private=("party", "example"))
+    first, second = "unit: party; delta: 0.5; accountant: RDP", "unit: example; delta: 0.25; accountant: RDP"
+    about["privacy"] = {"words": first, "delta": 1e-3, "epsilon_planned": 2.0, "epsilon_example_means": second}
+    facts[-1] |= {"epsilon_means": first, "epsilon_example_means": second}
+    found = privacy.accounts(about, facts)
+    assert [(a.words, a.unit, a.delta) for a in found] == [(first, "", "0.001"), (second, "example", "")]
+    assert first in privacy.section(about, facts)
+    assert first in privacy.section(about, [])
 
 
 @pytest.mark.parametrize("said", [None, "words", []])

@@ -22,11 +22,11 @@ def expected(facts):
 
 
 def test_names_are_those_of_a_runs_curves(run):
-    from atoll.run import curve
+    from atoll.runtimes.run import curve
 
     _, facts = run
     found = expected(facts)
-    for name in ("test.accuracy", "test.loss", "own.accuracy.worst10", "bytes_up", "seconds", "moved"):
+    for name in ("test.accuracy", "test.loss", "local.accuracy.worst10", "bytes_up", "seconds", "update_norm"):
         t, v = curve(facts, name)
         assert found[name] == list(zip(t, v, strict=True))
 
@@ -56,13 +56,13 @@ def test_tensorboard_drops_what_a_resumed_run_does_again(tmp_path):
 
     sink = tensorboard(tmp_path)
     for t, value in ((1, 0.1), (2, 0.2), (3, 0.3)):
-        sink(Note("round", {"round": t, "moved": value}))
+        sink(Note("round", {"round": t, "update_norm": value}))
     sink(Note("resume", {"round": 1}))
-    sink(Note("round", {"round": 2, "moved": 0.25}))
+    sink(Note("round", {"round": 2, "update_norm": 0.25}))
     sink.close()
     seen = EventAccumulator(str(tmp_path))
     seen.Reload()
-    assert [(e.step, round(e.value, 4)) for e in seen.Scalars("moved")] == [(1, 0.1), (2, 0.25)]
+    assert [(e.step, round(e.value, 4)) for e in seen.Scalars("update_norm")] == [(1, 0.1), (2, 0.25)]
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from test_run_parts import digits, no_hang, script, small, wide  # noqa: F401
 
 from atoll.core.effects import Note
-from atoll.job import Job
+from atoll.job.job import Job
 from atoll.methods import FedAvg
 from atoll.models import mlp
-from atoll.run import Run, simulate
+from atoll.runtimes.run import Run, simulate
 
 MANY = 100  # parties: three chunks of the vectorised model
 

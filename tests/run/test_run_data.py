@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_run_parts import ATOLL, small
 
+import spawn
 from atoll.data import BadData, Federated, Silos
-from atoll.run import simulate
+from atoll.runtimes.run import simulate
 
 
 def federation(fault: str = "") -> Federated:
@@ -51,7 +51,7 @@ def test_so_does_the_command_line(fault: str, words: str, tmp_path: Path) -> Non
         'name = "held"\nrounds = 1\ndata = { use = "saved", folder = "held" }\n'
         'method = { use = "fedavg", model = "softmax" }\n'
     )
-    done = subprocess.run([*ATOLL, "run", "job.toml"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = spawn.run([*ATOLL, "run", "job.toml"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert f"atoll: {words}" in done.stderr
     assert "Traceback" not in done.stderr

@@ -12,10 +12,11 @@ import pytest
 from safetensors.numpy import load_file
 from test_run_parts import ATOLL, SOFT, no_hang, rounds_of  # noqa: F401
 
+import spawn
 from atoll.data import build
-from atoll.jobfile import parse
+from atoll.job.file import parse
 from atoll.journal import read
-from atoll.run import simulate
+from atoll.runtimes.run import simulate
 
 SHORT = SOFT.replace("rounds = 400", "rounds = 150")
 
@@ -25,7 +26,7 @@ def atoll(cwd: Path, *args: str, limit: int = 0) -> subprocess.CompletedProcess[
     python, c, code = ATOLL
     lower = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}));" if limit else ""
     command = [python, c, f"{lower} {code}".strip(), *args]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+    return spawn.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:
@@ -38,7 +39,7 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def whole_checkpoints(folder: Path) -> int:
-    paths = sorted((folder / "keep").glob("*.safetensors"))
+    paths = sorted((folder / "checkpoints").glob("*.safetensors"))
     for path in paths:
         assert all(np.isfinite(leaf).all() for leaf in load_file(path).values())
     assert not list(folder.rglob("*.part"))
@@ -96,6 +97,21 @@ def test_a_report_that_cannot_be_written_ends_in_a_sentence(tmp_path: Path, job:
     """The facts of two rounds fit into the limit, the page with its figures does not."""
     said = sentence(atoll(tmp_path, "run", job, "--rounds", "2", limit=12_000))
     assert "report" in said or "runs" in said
+
+
+def test_a_file_whose_pieces_fail_stays_as_it_was(tmp_path: Path) -> None:
+    from atoll.core.disk import replace_file
+
+    def pieces() -> Iterator[bytes]:
+        yield b"new"
+        raise ValueError("no more")
+
+    path = tmp_path / "kept"
+    replace_file(path, [b"o", b"ld"])
+    with pytest.raises(ValueError, match="no more"):
+        replace_file(path, pieces())
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_unwritable_folder_is_refused_before_training(tmp_path: Path, job: str) -> None:

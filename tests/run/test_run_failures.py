@@ -18,9 +18,9 @@ from test_run_parts import Fails, digits, no_hang, rounds_of, script, small, wid
 
 from atoll.core.effects import Note
 from atoll.models import mlp, softmax
-from atoll.run import Run, simulate
-from atoll.runtimes.pool import _fetch, _reference
-from atoll.runtimes.workers import PartyFailed
+from atoll.runtimes.local.pool import _fetch, _reference
+from atoll.runtimes.local.worker import PartyFailed
+from atoll.runtimes.run import Run, simulate
 from atoll.select import Always, Count
 
 
@@ -92,7 +92,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 import test_run_parts as parts
 from atoll.models import mlp
-from atoll.run import simulate
+from atoll.runtimes.run import simulate
 
 @dataclass(frozen=True)
 class Mine(parts.Fails):
@@ -116,7 +116,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 import test_run_parts as parts
 from atoll.models import mlp
-from atoll.run import simulate
+from atoll.runtimes.run import simulate
 
 @dataclass(frozen=True)
 class Mine(parts.Fails):
@@ -142,7 +142,7 @@ def test_a_spawning_script_without_a_main_guard_is_not_run_again(tmp_path: Path)
 import json
 import test_run_parts as parts
 from pathlib import Path
-from atoll.run import simulate
+from atoll.runtimes.run import simulate
 with Path("times").open("a") as file:
     file.write("x")
 calm = simulate(parts.wide(rounds=2), parts.digits(), workers=0)
@@ -176,7 +176,7 @@ def test_a_round_in_which_everybody_is_lost_leaves_the_model_as_it_is() -> None:
     run = simulate(job, digits())
     silent = [f for f in run.facts if f["what"] == "round" and f["answered"] == 0]
     assert silent
-    assert all(f["moved"] == 0 for f in silent)
+    assert all(f["update_norm"] == 0 for f in silent)
 
 
 def test_a_negative_number_of_workers_is_refused() -> None:

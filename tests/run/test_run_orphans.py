@@ -39,7 +39,7 @@ def test_no_worker_outlives_its_run(number: signal.Signals, tmp_path: Path) -> N
     if number is signal.SIGINT:
         assert f"atoll run --resume runs/{folder.name}" in said
         assert "Traceback" not in said
-        assert list((folder / "keep").glob("*.safetensors"))
+        assert list((folder / "checkpoints").glob("*.safetensors"))
         assert code == 130
     else:
         assert code != 0

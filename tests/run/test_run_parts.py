@@ -1,4 +1,4 @@
-"""What the tests of runs share: small jobs, methods that fail or die, a stage with memory; and that they work."""
+"""What the tests of runs broadcast: small jobs, methods that fail or die, a stage with memory; and that they work."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ import numpy as np
 import psutil
 import pytest
 
-from atoll.core.method import Contribution, State
+import spawn
+from atoll.core.method import Contribution, Phase, Population, RoundInfo, State
 from atoll.core.party import Group
-from atoll.core.tree import Array, Schema, Tree
-from atoll.core.wire import About, Codec, Wire, as_was
+from atoll.core.tree import Array, Tree
+from atoll.core.wire import Codec, Coded, EncodeContext, Wire, as_was
+from atoll.core.world import World
 from atoll.data import Federated, build
-from atoll.job import Channel, Job
+from atoll.job.job import Channel, Job
 from atoll.methods import FedAvg
+from atoll.methods.trained import Trained
 from atoll.models import Model, mlp, softmax
 from atoll.select import All
 from atoll.stages import Average
@@ -75,7 +78,7 @@ def rounds_of(facts: list[dict[str, Any]]) -> list[int]:
 def start(cwd: Path, *args: str, **more: Any) -> subprocess.Popen[str]:
     """Start `atoll`; what it says goes to the file `said`."""
     with (cwd / "said").open("a") as said:
-        return subprocess.Popen([*ATOLL, *args], cwd=cwd, stdout=said, stderr=said, text=True, **more)
+        return spawn.start([*ATOLL, *args], cwd=cwd, stdout=said, stderr=said, text=True, **more)
 
 
 def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -114,8 +117,8 @@ def all_gone(processes: list[psutil.Process], seconds: float = 5.0) -> bool:
 def script(text: str, cwd: Path) -> dict[str, Any]:
     """Run a script of its own and return the JSON of its last line."""
     path = cwd / "job.py"
-    path.write_text(f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{text}")
-    done = subprocess.run([sys.executable, path], cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+    path.write_text(f"import sys\nsys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]\n{text}")
+    done = spawn.run([sys.executable, path], cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -124,44 +127,36 @@ def script(text: str, cwd: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Fails:
+class Fails(Trained):
     """FedAvg, but one party cannot: its task raises, or ends the process."""
 
     model: Model
     party: int = 7
     how: str = "raise"
-    mean = True
 
     @property
     def inner(self) -> FedAvg:
         return FedAvg(self.model)
 
     @property
-    def schema(self) -> Schema:
-        return self.inner.schema
+    def phases(self) -> Mapping[str, Phase]:
+        return self.inner.phases
 
-    @property
-    def width(self) -> int:
-        return self.inner.width
+    def init(self, world: World, population: Population) -> State:
+        return self.inner.init(world, population)
 
-    def init(self, seed: int) -> State:
-        return self.inner.init(seed)
+    def broadcast(self, state: State) -> Tree:
+        return self.inner.broadcast(state)
 
-    def share(self, state: State) -> Tree:
-        return self.inner.share(state)
-
-    def task(self, share: Tree, group: Group) -> Contribution:
+    def client_update(self, broadcast: Tree, group: Group) -> Contribution:
         if self.party in group.me and group.t >= 1:
             if self.how == "exit":
                 os._exit(3)
             raise ValueError("the sensor of this party is broken")
-        return self.inner.task(share, group)
+        return self.inner.client_update(broadcast, group)
 
-    def merge(self, state: State, tree: Tree) -> State:
-        return self.inner.merge(state, tree)
-
-    def evaluate(self, share: Tree, group: Group) -> Tree:
-        return self.inner.evaluate(share, group)
+    def server_update(self, state: State, tree: Tree, info: RoundInfo) -> State:
+        return self.inner.server_update(state, tree, info)
 
 
 @dataclass(frozen=True)
@@ -169,14 +164,14 @@ class Feedback:
     """Send a tenth of the coordinates, the largest; remember the rest and add it the next time."""
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
-        return replace(wire, l2=None), Codec(self._encode, as_was)
+        return replace(wire, l2=None), Codec(self._encode, as_was, remembers=True)
 
-    def _encode(self, x: Array, memory: Mapping[str, Array], about: About) -> tuple[Array, Mapping[str, Array]]:
+    def _encode(self, x: Array, memory: Mapping[str, Array], about: EncodeContext) -> Coded:
         x = x + memory["rest"] if memory else x
         k = x.shape[1] // 10
         least = np.partition(np.abs(x), -k, axis=1)[:, -k][:, None]
         sent = np.where(np.abs(x) >= least, x, 0).astype(x.dtype)
-        return sent, {"rest": x - sent}
+        return Coded(sent, {"rest": x - sent})
 
 
 def forgetful() -> Job:
@@ -185,13 +180,13 @@ def forgetful() -> Job:
 
 def test_the_stage_with_memory_sends_a_tenth_and_keeps_the_rest() -> None:
     x = np.arange(1, 21, dtype=np.float32).reshape(2, 10)
-    sent, memory = Feedback()._encode(x, {}, None)  # type: ignore[arg-type]
+    sent, memory, _ = Feedback()._encode(x, {}, None)  # type: ignore[arg-type]
     assert (np.count_nonzero(sent, axis=1) == 1).all()
     assert np.array_equal(sent + memory["rest"], x)
 
 
 def test_the_failing_method_is_fedavg_until_it_fails() -> None:
-    from atoll.run import simulate
+    from atoll.runtimes.run import simulate
 
     fine = simulate(small(method=Fails(softmax(), party=99), rounds=2), digits())
     assert np.array_equal(fine.vector, simulate(small(rounds=2), digits()).vector)

@@ -12,8 +12,10 @@ import pytest
 
 import atoll
 from atoll.core.wire import Mismatch
+from atoll.core.world import World
 from atoll.data.federated import Federated
 from atoll.privacy import Account, Spend
+from atoll.privacy.account import in_words
 from atoll.testing import check_refusal
 
 METHOD = atoll.FedAvg(atoll.models.softmax(), batch=5, lr=0.1)
@@ -43,7 +45,7 @@ def test_every_round_notes_what_was_spent(digits: Federated) -> None:
     assert end["epsilon"] == spent[-1]
     assert end["epsilon_tight"] <= end["epsilon"]
     for word in ("unit: party", "add-or-remove-one", "Poisson, rate 0.5", "delta: 0.001", "RDP"):
-        assert word in end["epsilon_means"]
+        assert word in in_words(end["epsilon_means"])
 
 
 @pytest.mark.parametrize(("select", "availability", "expected"), [
@@ -54,7 +56,7 @@ def test_every_round_notes_what_was_spent(digits: Federated) -> None:
     (atoll.Count(3), atoll.Always(), Spend(1.0, "fixed", 0.1, population=30)),
     (atoll.Count(3), atoll.Flaky(0.5), Spend(1.0, "fixed", 1.0, population=30)),
     (atoll.BySize(3), atoll.Always(), Spend(1.0, "fixed", 1.0, population=30)),
-    (atoll.Over(atoll.Count(3)), atoll.Always(), Spend(1.0, "fixed", 1.0, population=30)),
+    (atoll.Oversample(atoll.Count(3)), atoll.Always(), Spend(1.0, "fixed", 1.0, population=30)),
 ])  # fmt: skip
 def test_amplification_is_claimed_only_for_the_sampling_that_is_done(
     select: object, availability: object, expected: Spend, digits: Federated
@@ -75,7 +77,8 @@ def test_against_the_server_sampling_amplifies_nothing(digits: Federated) -> Non
     run = atoll.simulate(job(*SHARED, combine=atoll.SecureSum(), stop=[atoll.Budget(1e9, 1e-3)]), digits)
     unsampled = Account(Spend(1.0, population=30), 1e-3)
     assert run.facts[-1]["epsilon_server"] == unsampled.epsilon(6) > run.facts[-1]["epsilon"]
-    assert "none claimed" in run.facts[-1]["epsilon_server_means"]
+    assert run.facts[-1]["epsilon_server_means"]["against"] == "server"
+    assert run.facts[-1]["epsilon_server_means"]["sampling"] == "none"
     fixed = atoll.assemble(job(*SHARED, combine=atoll.SecureSum(), select=atoll.Count(9)), digits).ledger
     assert fixed is not None
     assert fixed.server is not None
@@ -111,21 +114,21 @@ def test_a_budget_that_allows_nothing_or_counts_nothing_is_refused(digits: Feder
 
 
 def test_trees_need_a_select_that_takes_turns(digits: Federated) -> None:
-    tree = (atoll.Clip(1.0), atoll.Average("expected"), atoll.Tree(1.0, every=10))
-    check_refusal(lambda: atoll.assemble(job(*tree), digits), "InTurn()")
-    check_refusal(lambda: atoll.assemble(job(*tree, select=atoll.InTurn(5)), digits), "Tree(every=6)")
-    run = atoll.simulate(job(*tree, select=atoll.InTurn(3), rounds=12), digits)
+    tree = (atoll.Clip(1.0), atoll.Average("expected"), atoll.TreeNoise(1.0, every=10))
+    check_refusal(lambda: atoll.assemble(job(*tree), digits), "RoundRobin()")
+    check_refusal(lambda: atoll.assemble(job(*tree, select=atoll.RoundRobin(5)), digits), "TreeNoise(every=6)")
+    run = atoll.simulate(job(*tree, select=atoll.RoundRobin(3), rounds=12), digits)
     spent = [f["epsilon"] for f in run.facts if f["what"] == "round"]
     assert spent == sorted(spent)
-    assert "at most once in each tree" in run.facts[-1]["epsilon_means"]
+    assert "at most once in each tree" in in_words(run.facts[-1]["epsilon_means"])
 
 
 def test_turns_reach_everybody_once_in_an_epoch(digits: Federated) -> None:
-    from atoll.core.method import History, Roster
+    from atoll.core.method import History, Population
 
-    select, roster = atoll.InTurn(7), Roster(digits.train.sizes)
+    select, population = atoll.RoundRobin(7), Population(digits.train.sizes)
     for epoch in range(3):
-        picks = [select.pick(t, roster, History(), 0).cohort for t in range(5 * epoch, 5 * epoch + 5)]
+        picks = [select.pick(t, population, History(), {}, World(0)).cohort for t in range(5 * epoch, 5 * epoch + 5)]
         assert sorted(np.concatenate(picks).tolist()) == list(range(30))
 
 
@@ -197,8 +200,8 @@ def test_nothing_secret_is_written_or_said(digits: Federated, tmp_path: Path, mo
     monkeypatch.setattr("atoll.crypto.secagg.client.secrets.token_bytes", token_bytes)
     monkeypatch.setattr("atoll.crypto.secagg.client.shamir.split", splits)
     monkeypatch.setattr("atoll.crypto.secagg.client.derive", derives)
-    secure = job(*SHARED, select=atoll.Count(8), combine=atoll.SecureSum(real=True), rounds=2)
-    run = atoll.simulate(secure, digits, out=tmp_path)
+    secure = job(*SHARED, select=atoll.Count(8), combine=atoll.SecureSum(), rounds=2)
+    run = atoll.simulate(secure, digits, out=tmp_path, protocols=True)
     secret_bytes = {secret for secret in seen if len(secret) >= 16}  # shorter ones name folders
     assert len(secret_bytes) > 100
     assert run.folder is not None
@@ -222,15 +225,16 @@ def test_explain_says_who_sees_what_and_what_it_costs(digits: Federated) -> None
     assert "multi-round privacy T = 1" in said
     batches = job(*SHARED, combine=atoll.SecureSum(), select=atoll.Batches(12, 3))
     assert "multi-round privacy T = 3" in atoll.explain(batches, digits)
-    real = atoll.explain(job(*SHARED, combine=atoll.SecureSum(real=True)), digits)
+    real = atoll.explain(job(*SHARED, combine=atoll.SecureSum()), digits, world=World.real(0))
     assert "(simulated" not in real
+    assert "noise comes from the operating system" in real
     plain = atoll.explain(job(atoll.Weigh()), digits)
     assert "nothing here is differentially private" in plain
     assert re.search(r"server: each party's vector", plain)
 
 
 def example_job(**more: object) -> atoll.Job:
-    method = replace(METHOD, private=atoll.ExampleDP(clip=1.0, multiplier=1.2))
+    method = replace(METHOD, example_dp=atoll.ExampleDP(clip=1.0, multiplier=1.2))
     return atoll.Job(method, atoll.Uniform(0.2), **{"rounds": 2, **more})  # type: ignore[arg-type]
 
 
@@ -243,33 +247,33 @@ def test_private_training_has_an_account_of_its_own(digits: Federated) -> None:
     assert (spend.unit, spend.sampling) == ("example", "poisson")
     assert spend.rate == pytest.approx(5 / smallest, rel=0.1)
     assert run.facts[-1]["epsilon"] == ledger.of().epsilon(2)
-    assert "unit: example" in run.facts[-1]["epsilon_means"]
+    assert run.facts[-1]["epsilon_means"]["unit"] == "example"
     assert "hides one example" in atoll.explain(example_job(), digits)
     both = replace(example_job(), select=atoll.Poisson(0.5), channel=atoll.Channel(PRIVATE))
     facts = atoll.simulate(both, digits).facts[-1]
-    assert "unit: party" in facts["epsilon_means"]
-    assert "unit: example" in facts["epsilon_example_means"]
-    silent = replace(METHOD, private=atoll.ExampleDP(1.0, 0.0))
+    assert facts["epsilon_means"]["unit"] == "party"
+    assert facts["epsilon_example_means"]["unit"] == "example"
+    silent = replace(METHOD, example_dp=atoll.ExampleDP(1.0, 0.0))
     check_refusal(lambda: atoll.assemble(atoll.Job(silent), digits), "multiplier 0", "leave `private` out")
 
 
 def test_calibration_reaches_the_noise_of_private_training(digits: Federated) -> None:
     found = atoll.calibrate(example_job(), digits, epsilon=2.0, delta=1e-4)
-    assert found.key == "method.private.multiplier"
+    assert found.key == "method.example_dp.multiplier"
     assert found.epsilon <= 2.0
 
 
 def test_private_training_from_a_job_file(tmp_path: Path) -> None:
-    from atoll.catalogue import BadJob
-    from atoll.jobfile import dumps, parse, to_table
+    from atoll.job.catalogue import BadJob
+    from atoll.job.file import dumps, parse, to_table
 
     text = """
     name = "examples"
     data = { use = "digits", clients = 10 }
-    method = { use = "fedavg", model = "softmax", private = { use = "example_dp", clip = 1.0, multiplier = 1.1 } }
+    method = { use = "fedavg", model = "softmax", example_dp = { use = "example_dp", clip = 1.0, multiplier = 1.1 } }
     """
     said = parse(text, "here")
-    assert said.job.method.private == atoll.ExampleDP(1.0, 1.1)  # type: ignore[attr-defined]
+    assert said.job.method.example_dp == atoll.ExampleDP(1.0, 1.1)  # type: ignore[attr-defined]
     again = parse(dumps(to_table(said.job, said.data, 0)), "again")
     assert again.job == said.job
     with pytest.raises(BadJob, match="did you mean 'multiplier'"):

@@ -15,13 +15,14 @@ from test_run_parts import SOFT, digits, end, forgetful, no_hang, rounds_of, sma
 
 from atoll.core.effects import Note
 from atoll.data import build
-from atoll.job import Job
-from atoll.jobfile import parse
+from atoll.job.file import parse
+from atoll.job.job import Job
 from atoll.journal import read
 from atoll.methods import fedadam
 from atoll.models import softmax
-from atoll.run import Run, simulate
-from atoll.stop import Patience, Still
+from atoll.runtimes.local.memory import PartyMemory
+from atoll.runtimes.run import Run, simulate
+from atoll.stop.stops import Converged, Patience
 
 
 class Cut(Exception):
@@ -51,7 +52,7 @@ def plain(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    return sorted((folder / "keep").glob("*.safetensors"))
+    return sorted((folder / "checkpoints").glob("*.safetensors"))
 
 
 # --- real processes, real kills ---------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ def _lines(folder: Path) -> int:
 
 
 def stopping() -> Job:
-    return small(stop=[Patience("test.loss", 4, least=0.06)], rounds=60)
+    return small(stop=[Patience("test.loss", 4, min_delta=0.06)], rounds=60)
 
 
 JOBS: dict[str, Callable[[], Job]] = {
@@ -97,7 +98,7 @@ JOBS: dict[str, Callable[[], Job]] = {
     "server memory": lambda: small(method=fedadam(softmax())),
     "memory of parties": forgetful,
     "patience": stopping,
-    "seldom evaluated": lambda: small(every=4, rounds=7),
+    "seldom evaluated": lambda: small(eval_every=4, rounds=7),
 }
 
 
@@ -125,9 +126,16 @@ def test_cut_and_resumed_is_uncut(name: str, where: str, wholes: dict[str, Run],
 def test_these_jobs_test_what_they_say(wholes: dict[str, Run]) -> None:
     assert "patience" in wholes["patience"].reason
     assert 5 < rounds_of(wholes["patience"].facts)[-1] < 60
-    memory = read(wholes["memory of parties"].folder or "").memory()
+    folder = wholes["memory of parties"].folder or Path()
+    memory = read(folder).memory()
     assert memory
-    assert np.abs(memory["parties"]["leaf"]["0.rest"]).max() > 0
+    parties = PartyMemory(folder)
+    parties.restore(memory["parties"])
+    found = parties.recall(np.arange(20))
+    assert found.known.all()
+    assert np.abs(found.leaves["stage/train/0.rest"]).max() > 0
+    assert memory["used"]["parties"].tolist() == list(range(20))
+    assert (memory["used"]["t"] == 7).all()  # everybody's answer to the eighth ask, the last, was used
     assert read(wholes["server memory"].folder or "").memory()["state"]["server"]  # type: ignore[index]
 
 
@@ -144,7 +152,7 @@ def test_a_finished_run_that_is_resumed_ends_at_once(name: str, wholes: dict[str
 
 
 def test_a_run_that_stands_still_and_is_resumed_ends_at_once(tmp_path: Path) -> None:
-    job = small(stop=[Still(0.2)], rounds=60)
+    job = small(stop=[Converged(0.2)], rounds=60)
     whole = simulate(job, digits(), out=tmp_path, workers=0)
     assert "still" in whole.reason
     assert onwards(job, whole.folder or tmp_path).vector.tobytes() == whole.vector.tobytes()
@@ -161,7 +169,7 @@ def test_a_crash_just_before_the_end_is_noted_gives_the_same_end(wholes: dict[st
 
 def test_without_any_checkpoint_it_starts_again(wholes: dict[str, Run], tmp_path: Path) -> None:
     folder = cut(small(), tmp_path, 3)
-    shutil.rmtree(folder / "keep")
+    shutil.rmtree(folder / "checkpoints")
     run = onwards(small(), folder)
     assert run.vector.tobytes() == wholes["plain"].vector.tobytes()
     assert plain(run.facts) == plain(wholes["plain"].facts)
@@ -178,7 +186,7 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(wholes: dict[str, Run], 
     assert rounds_of(read(folder).facts) == list(range(1, 7))
 
 
-@pytest.mark.parametrize("torn", ['{"what": "rou', "{", '{"what": "look", "round": 2, "each": [0.1, 0.'])
+@pytest.mark.parametrize("torn", ['{"what": "rou', "{", '{"what": "evaluation", "round": 2, "each": [0.1, 0.'])
 def test_a_torn_line_is_ignored_and_the_next_fact_starts_a_new_one(
     torn: str, wholes: dict[str, Run], tmp_path: Path
 ) -> None:
@@ -200,7 +208,7 @@ def test_a_run_that_noted_nothing_can_still_be_resumed_and_reported(wholes: dict
     """A kill between the job file and the first fact."""
     folder = cut(small(), tmp_path, 1)
     (folder / "facts.jsonl").write_text("")
-    shutil.rmtree(folder / "keep")
+    shutil.rmtree(folder / "checkpoints")
     run = onwards(small(), folder)
     assert run.vector.tobytes() == wholes["plain"].vector.tobytes()
     from atoll.cli.report import report_run

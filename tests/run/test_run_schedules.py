@@ -12,7 +12,7 @@ from test_run_parts import digits, small
 
 from atoll.methods import Cosine, Exponential, FedAvg, Steps
 from atoll.models import softmax
-from atoll.run import simulate
+from atoll.runtimes.run import simulate
 
 
 @pytest.mark.parametrize(

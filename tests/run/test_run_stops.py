@@ -10,10 +10,10 @@ from test_run_parts import digits, rounds_of, small
 
 from atoll.core.wire import Mismatch
 from atoll.data import Federated, build
-from atoll.job import assemble
-from atoll.run import simulate
-from atoll.serve import remote
-from atoll.stop import Patience, Still, Target, WallTime
+from atoll.job.assemble import assemble
+from atoll.runtimes.network.server.serve import remote
+from atoll.runtimes.run import simulate
+from atoll.stop.stops import Converged, Patience, Target, WallTime
 from atoll.testing import check_refusal
 
 
@@ -31,28 +31,28 @@ def test_wall_time_ends_a_run_after_the_round_in_which_it_is_up() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_of_two_stops_the_one_that_holds_ends_the_run_and_is_its_reason(first: bool) -> None:
-    holds, never = Target("own.accuracy", 0.5), Still(0.0)
+    holds, never = Target("local.accuracy", 0.5), Converged(0.0)
     run = simulate(small(stop=[holds, never] if first else [never, holds], rounds=50), digits(), workers=0)
-    t, scores = run.curve("own.accuracy")
+    t, scores = run.curve("local.accuracy")
     assert rounds_of(run.facts) == t[1:]
     assert scores[-1] >= 0.5 > max(scores[:-1])
-    assert run.reason == f"own.accuracy reached {scores[-1]:.4g} in round {t[-1]} (target 0.5)"
+    assert run.reason == f"local.accuracy reached {scores[-1]:.4g} in round {t[-1]} (target 0.5)"
 
 
-@pytest.mark.parametrize("stop", [Target(), Patience(), Target("own.loss", 1.0)], ids=repr)
+@pytest.mark.parametrize("stop", [Target(), Patience(), Target("local.loss", 1.0)], ids=repr)
 def test_a_stop_that_waits_for_what_nothing_measures_is_refused(stop: Any) -> None:
     check_refusal(lambda: assemble(small(stop=[stop]), untested()), f"'{stop.metric}'", "no test data", "holdout")
     with pytest.raises(Mismatch, match="nothing measures"):
-        simulate(small(stop=[Still(), stop]), untested())
+        simulate(small(stop=[Converged(), stop]), untested())
 
 
 def test_a_stop_of_another_room_is_refused_and_one_without_a_metric_is_not() -> None:
     central = build({"use": "digits", "clients": 4}, 0)
-    check_refusal(lambda: assemble(small(stop=[Target("own.loss", 1.0)]), central), "'own.loss'", "measures test.…")
+    check_refusal(lambda: assemble(small(stop=[Target("local.loss", 1.0)]), central), "'local.loss'", "measures test.…")
     assemble(small(stop=[Target("test.loss", 1.0)]), central)
-    assemble(small(stop=[Still(), WallTime()]), untested())
+    assemble(small(stop=[Converged(), WallTime()]), untested())
 
 
 def test_a_party_assembles_a_job_whose_stop_only_its_server_can_ask() -> None:
-    elsewhere = replace(remote(digits(), [9] * 3), test=None, own=None)
-    assert assemble(small(stop=[Target("test.accuracy", 0.9)]), elsewhere).plan.rooms == ()
+    elsewhere = replace(remote(digits(), [9] * 3), test=None, local=None)
+    assert assemble(small(stop=[Target("test.accuracy", 0.9)]), elsewhere).program.splits == ()

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.core.effects import Note
-from atoll.core.method import History, Roster, Select
+from atoll.core.method import History, Population, Select
+from atoll.core.world import World
 from atoll.data.federated import Federated
 from atoll.select.batches import Batches, LeastServed, Partition, family, family_size
 from atoll.select.metrics import multi_round
@@ -22,8 +23,8 @@ from atoll.testing import check_part
 SELECTS: list[Select] = [Batches(6, 2), Batches(6, 3, order="given"), Partition(4), LeastServed(5)]
 
 
-def roster(parties: int, online: object = None) -> Roster:
-    return Roster(np.ones(parties), None if online is None else np.asarray(online, np.int64))
+def population(parties: int, online: object = None) -> Population:
+    return Population(np.ones(parties), None if online is None else np.asarray(online, np.int64))
 
 
 def batches_of(select: Batches, parties: int, seed: int) -> list[set[int]]:
@@ -31,7 +32,7 @@ def batches_of(select: Batches, parties: int, seed: int) -> list[set[int]]:
     one = replace(select, number=select.size)
     served, found = np.zeros(parties, np.int64), []
     for t in range(parties // select.size):
-        cohort = one.pick(t, roster(parties), History(served=served.copy()), seed).cohort
+        cohort = one.pick(t, population(parties), History(), {"served": served.copy()}, World(seed)).cohort
         served[cohort] += 1
         found.append(set(cohort.tolist()))
     return found
@@ -87,7 +88,7 @@ def test_a_cohort_is_a_union_of_whole_online_batches_or_nobody(
     batches = batches_of(select, parties, seed)
     assert sorted(p for batch in batches for p in batch) == list(range(parties))
     whole = [batch for batch in batches if batch <= set(online)]
-    cohort = select.pick(t, roster(parties, online), History(served=np.array(served)), seed).cohort
+    cohort = select.pick(t, population(parties, online), History(), {"served": np.array(served)}, World(seed)).cohort
     if len(whole) < select.number // select.size:
         assert len(cohort) == 0
         return
@@ -102,7 +103,8 @@ def test_a_cohort_is_a_union_of_whole_online_batches_or_nobody(
 @settings(deadline=None)
 def test_least_served_takes_the_least_served(number: int, served: list[int], online: set[int]) -> None:
     there = sorted(online)
-    cohort = LeastServed(number).pick(3, roster(12, there), History(served=np.array(served)), 0).cohort.tolist()
+    memory = {"served": np.array(served)}
+    cohort = LeastServed(number).pick(3, population(12, there), History(), memory, World(0)).cohort.tolist()
     assert set(cohort) <= online
     assert len(set(cohort)) == len(cohort) == min(number, len(there))
     assert sorted(served[p] for p in cohort) == sorted(served[p] for p in there)[: len(cohort)]
@@ -126,9 +128,11 @@ def test_a_group_is_a_batch_as_large_as_the_cohort() -> None:
 
 
 def test_ties_are_broken_at_random() -> None:
-    first = {tuple(Batches(6, 2).pick(t, roster(12), History(), 0).cohort) for t in range(200)}
+    first = {tuple(Batches(6, 2).pick(t, population(12), History(), {}, World(0)).cohort) for t in range(200)}
     assert len(first) == comb(6, 3)
-    assert len({tuple(LeastServed(1).pick(t, roster(12), History(), 0).cohort) for t in range(200)}) == 12
+    assert (
+        len({tuple(LeastServed(1).pick(t, population(12), History(), {}, World(0)).cohort) for t in range(200)}) == 12
+    )
 
 
 @pytest.mark.parametrize("select", SELECTS, ids=str)
@@ -140,27 +144,29 @@ def test_picks_depend_on_round_roster_service_and_seed_only(select: Select) -> N
     assert (multi_round(select, 12, 60, flaky, seed=4).matrix != whole).any()
     for t in (1, 17, 59):  # a run that is taken up again knows no more than this
         served = whole[:t].sum(axis=0, dtype=np.int64)
-        resumed = History(t=t, elapsed=7.0, moved=1.0, served=served)
-        cohort = select.pick(t, roster(12, flaky.online(t, 12, 3)), resumed, 3).cohort
+        history, memory = History(t=t, elapsed=7.0, update_norm=1.0), {"served": served}
+        cohort = select.pick(t, population(12, flaky.online(t, 12, 3)), history, memory, World(3)).cohort
         assert cohort.tolist() == np.nonzero(whole[t])[0].tolist()
 
 
 @pytest.mark.parametrize("select", SELECTS, ids=str)
 def test_without_a_count_nobody_was_served(select: Select) -> None:
-    zeros = History(served=np.zeros(12, np.int64))
-    assert (select.pick(5, roster(12), History(), 1).cohort == select.pick(5, roster(12), zeros, 1).cohort).all()
-    assert len(select.pick(5, roster(12, []), History(), 1).cohort) == 0
+    zeros = {"served": np.zeros(12, np.int64)}
+    blank, counted = (select.pick(5, population(12), History(), said, World(1)).cohort for said in ({}, zeros))
+    assert (blank == counted).all()
+    assert select.start(population(12))["served"].tolist() == zeros["served"].tolist()
+    assert len(select.pick(5, population(12, []), History(), {}, World(1)).cohort) == 0
 
 
 @pytest.mark.parametrize("select", SELECTS, ids=str)
 def test_picks_leave_their_arguments_alone(select: Select) -> None:
     served, online = np.arange(12), np.arange(12)
-    select.pick(0, Roster(np.ones(12), online), History(served=served), 0)
+    select.pick(0, Population(np.ones(12), online), History(), {"served": served}, World(0))
     assert served.tolist() == online.tolist() == list(range(12))
 
 
 def test_a_million_parties_and_no_family() -> None:
-    cohort = Batches(1000, 2).pick(0, roster(1_000_000), History(), 0).cohort
+    cohort = Batches(1000, 2).pick(0, population(1_000_000), History(), {}, World(0)).cohort
     assert len(np.unique(cohort)) == 1000
 
 
@@ -174,7 +180,7 @@ def test_a_million_parties_and_no_family() -> None:
         (lambda: Partition(1), "hides nobody"),
         (lambda: LeastServed(0), "at least one"),
         (lambda: Batches(12, 4).expected(42), "use 40 or 44 parties, or size 2 or 3 or 6"),
-        (lambda: Batches(12, 4).pick(0, roster(42), History(), 0), "42 parties cannot be cut"),
+        (lambda: Batches(12, 4).pick(0, population(42), History(), {}, World(0)), "42 parties cannot be cut"),
         (lambda: Batches(12, 4).expected(8), "only 8 parties"),
         (lambda: Partition(10).expected(25), "use 20 or 30 parties$"),
         (lambda: Partition(10).expected(15), "use 10 or 20 parties$"),
@@ -193,7 +199,7 @@ class Cut(Exception):
 
 def small() -> atoll.Job:
     method = atoll.FedAvg(atoll.models.softmax(), batch=None, lr=0.1)
-    return atoll.Job(method, Batches(4, 2), rounds=20, every=20, availability=atoll.Flaky(0.7))
+    return atoll.Job(method, Batches(4, 2), rounds=20, eval_every=20, availability=atoll.Flaky(0.7))
 
 
 def asked(run: atoll.Run) -> list[int]:

@@ -118,7 +118,9 @@ def test_rank_is_the_number_of_batches(size: int, wanted: int) -> None:
     assert (multi_round(Batches(8, size), 40, 7).privacy) >= size
 
 
-@pytest.mark.parametrize("select", [atoll.Count(8), LeastServed(8), atoll.Poisson(0.2), atoll.Over(atoll.Count(8))])
+@pytest.mark.parametrize(
+    "select", [atoll.Count(8), LeastServed(8), atoll.Poisson(0.2), atoll.Oversample(atoll.Count(8))]
+)
 def test_baselines_give_everybody_away(select: Select) -> None:
     played = multi_round(select, 40, 80)
     assert (played.privacy, played.isolated) == (1, Isolated(1, 1))
@@ -241,15 +243,15 @@ def test_a_run_with_batches_opens_whole_cohorts_only() -> None:
     stages = (atoll.Clip(1.0), atoll.Average(), atoll.Ring())
     job = atoll.Job(
         atoll.FedAvg(atoll.models.softmax(), lr=0.1), Batches(8, 4), atoll.Channel(stages, atoll.SecureSum()),
-        rounds=12, every=12, availability=atoll.Always(drop=0.1),
+        rounds=12, eval_every=12, availability=atoll.Always(drop=0.1),
     )  # fmt: skip
     rounds = [f for f in atoll.simulate(job, data, seed=0).facts if f["what"] == "round"]
-    opened = [f for f in rounds if "unopened" not in f]
+    opened = [f for f in rounds if "aborted" not in f]
     assert 0 < len(opened) < len(rounds)
     assert all(f["answered"] == 8 for f in opened)
-    assert all(f["moved"] == 0 for f in rounds if f not in opened)
+    assert all(f["update_norm"] == 0 for f in rounds if f not in opened)
 
 
 def test_the_fastest_of_many_are_enough() -> None:
-    played = multi_round(atoll.Over(atoll.Count(8), 1.5), 40, 50)
+    played = multi_round(atoll.Oversample(atoll.Count(8), 1.5), 40, 50)
     assert set(played.matrix.sum(axis=1).tolist()) == {8}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import pi
 
 import numpy as np
@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import atoll
-from atoll.core.wire import About, Codec, Heard, Stage, Wire, chain
+from atoll.core.wire import Codec, DecodeContext, EncodeContext, Stage, Wire, chain
+from atoll.core.world import World
 from atoll.stages.low_rank import LowRank
 from atoll.stages.quantise import Quantise, Sign
 from atoll.stages.rotate import Rotate
 from atoll.stages.sparsify import RandomK, TopK
 from atoll.testing import check_refusal, check_stage
 
+SIMULATED = World(0)
 SHAPES = {1: ((1,),), 7: ((7,),), 12: ((4, 3),), 1000: ((30, 20), (3, 3, 4, 11), (4,))}
 LOSSY = [
     TopK(0.01), TopK(0.3, feedback=False), TopK(1.0), RandomK(0.1), RandomK(0.5, feedback=False), Sign(), Sign(False),
@@ -39,12 +41,12 @@ class Chained:
         return chain(*self.parts)(wire)
 
 
-def wire_of(size: int, **more: object) -> Wire:
-    return Wire(size, 7, shapes=SHAPES[size], **more)  # type: ignore[arg-type]
+def wire_of(size: int, dtype: str = "float32", l2: float | None = None) -> Wire:
+    return replace(Wire.of(size, 7, dtype, shapes=SHAPES[size]), l2=l2)
 
 
-def about(n: int, t: int = 0, seed: int | None = 0) -> About:
-    return About(np.ones(n, np.float32), seed, t, np.arange(n))
+def about(n: int, t: int = 0, world: World = SIMULATED) -> EncodeContext:
+    return EncodeContext(np.ones(n, np.float32), world, t, np.arange(n))
 
 
 def normal(n: int, size: int, seed: int = 0) -> np.ndarray:
@@ -67,7 +69,7 @@ def test_laws_hold_for_doubles_and_beside_a_weight(stage: Stage) -> None:
 def test_bounds_hold(stage: Stage) -> None:
     for size in SHAPES:
         assert check_stage(Chained((atoll.Clip(1.0), stage)), wire_of(size)).l2 is not None
-    assert check_stage(Chained((atoll.Clip(1.0), atoll.Weigh(most=20), stage)), wire_of(12)).l2 is not None
+    assert check_stage(Chained((atoll.Clip(1.0), atoll.Weigh(max_weight=20), stage)), wire_of(12)).l2 is not None
 
 
 @pytest.mark.parametrize("stage", [TopK(), RandomK(), Sign(), LowRank()], ids=str)
@@ -77,6 +79,7 @@ def test_feedback_erases_the_bound(stage: Stage) -> None:
 
 def test_lossless_stages_are_lossless() -> None:
     check_stage(Rotate(), wire_of(1000), lossless=True)
+    check_stage(Rotate(), wire_of(1000), seed=5, lossless=True)
     check_stage(Chained((Rotate(), atoll.Weigh())), wire_of(1000), lossless=True)
     check_stage(Chained((atoll.Weigh(), Rotate())), wire_of(12), lossless=True)
     check_stage(LowRank(100), wire_of(12), lossless=True)
@@ -93,9 +96,10 @@ def test_what_was_sent_and_what_is_left_are_what_came_in(stage: Stage, weighted:
     for t in range(30):
         row = normal(1, 12, seed=t)
         weight = 1.0 + t % 3 if weighted else 1.0
-        out, memory = codec.encode(row, memory, About(np.array([weight], np.float32), 0, t, np.arange(1)))
+        context = about(1, t)._replace(weight=np.array([weight], np.float32))
+        out, memory, _ = codec.encode(row, memory, context)
         last = stage(atoll.Weigh()(wire)[0] if weighted else wire)[1]  # what the server adds up, before it divides
-        heard, _ = last.decode(out[0], {}, Heard(1, 0, t))
+        heard, _, _ = last.decode(out[0], {}, DecodeContext(1, World(0), t))
         came += weight * row[0]
         sent += heard[:12]
         if weighted:
@@ -107,25 +111,37 @@ def test_what_was_sent_and_what_is_left_are_what_came_in(stage: Stage, weighted:
 
 def test_without_feedback_the_rest_is_forgotten() -> None:
     _, codec = TopK(0.25, feedback=False)(wire_of(12))
-    _, memory = codec.encode(normal(1, 12), {}, about(1))
-    assert set(memory) == {"fact.error_share"}
+    _, memory, facts = codec.encode(normal(1, 12), {}, about(1))
+    assert not memory
+    assert set(facts) == {"error_share"}
+
+
+def test_a_stage_that_does_not_say_that_it_remembers_fails_its_check() -> None:
+    @dataclass(frozen=True)
+    class Silent:
+        def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
+            after, codec = TopK()(wire)
+            return after, codec._replace(remembers=False)
+
+    with pytest.raises(AssertionError, match="remembers=True"):
+        check_stage(Silent(), wire_of(12))
 
 
 def test_top_k_by_hand() -> None:
-    _, codec = TopK(0.5)(Wire(4, 1, shapes=((4,),)))
+    _, codec = TopK(0.5)(Wire.of(4, 1, shapes=((4,),)))
     row = np.array([[3, -1, 2, -4]], np.float32)
-    out, memory = codec.encode(row, {}, about(1))
+    out, memory, facts = codec.encode(row, {}, about(1))
     assert out.tolist() == [[3, 0, 0, -4]]
     assert memory["left"].tolist() == [[0, -1, 2, 0]]
-    assert memory["fact.error_share"] == pytest.approx(np.sqrt(5 / 30))
-    out, memory = codec.encode(row, memory, about(1))
+    assert facts["error_share"] == pytest.approx(np.sqrt(5 / 30))
+    out, memory, _ = codec.encode(row, memory, about(1))
     assert out.tolist() == [[0, 0, 4, -4]]
     assert memory["left"].tolist() == [[3, -2, 0, 0]]
 
 
 def test_of_equals_the_first_are_sent() -> None:
-    _, codec = TopK(0.5)(Wire(4, 1, shapes=((4,),)))
-    out, _ = codec.encode(np.array([[1, -1, 1, 1]], np.float32), {}, about(1))
+    _, codec = TopK(0.5)(Wire.of(4, 1, shapes=((4,),)))
+    out, _, _ = codec.encode(np.array([[1, -1, 1, 1]], np.float32), {}, about(1))
     assert out.tolist() == [[1, -1, 0, 0]]
 
 
@@ -136,10 +152,10 @@ def test_what_is_not_finite_counts_as_zero(stage: Stage) -> None:
     bad, good = normal(3, 12), normal(3, 12)
     bad[0, 3], bad[1, 5], bad[2, 7] = np.nan, np.inf, -np.inf
     good[0, 3], good[1, 5], good[2, 7] = 0, 0, 0
-    out, memory = codec.encode(bad, {}, about(3))
-    assert np.array_equal(out, codec.encode(good, {}, about(3))[0])
+    out, memory, _ = codec.encode(bad, {}, about(3))
+    assert np.array_equal(out, codec.encode(good, {}, about(3)).x)
     assert all(np.isfinite(leaf).all() for leaf in memory.values())
-    out, memory = codec.encode(np.full((1, 12), 3.4e38, np.float32), {"left": np.full((1, 12), 3.4e38)}, about(1))
+    out, memory, _ = codec.encode(np.full((1, 12), 3.4e38, np.float32), {"left": np.full((1, 12), 3.4e38)}, about(1))
     assert np.isfinite(out).all()
     assert all(np.isfinite(leaf).all() for leaf in memory.values())
 
@@ -151,32 +167,35 @@ def test_the_sum_decodes_to_the_sum(stage: Stage, seed: int, t: int) -> None:
     wire = wire_of(1000)
     _, codec = stage(wire)
     rows = normal(5, 1000, seed)
-    out, _ = codec.encode(rows, {}, about(5, t))
-    together, _ = codec.decode(out.sum(0), {}, Heard(5, 0, t))
-    alone = sum(codec.decode(row, {}, Heard(1, 0, t))[0] for row in out)
+    out, _, _ = codec.encode(rows, {}, about(5, t))
+    together, _, _ = codec.decode(out.sum(0), {}, DecodeContext(5, World(0), t))
+    alone = sum(codec.decode(row, {}, DecodeContext(1, World(0), t)).x for row in out)
     assert np.allclose(together, alone, atol=2e-4)
-    again = codec.decode(codec.encode(together[None], {}, about(1, t))[0][0], {}, Heard(1, 0, t))[0]
+    again = codec.decode(codec.encode(together[None], {}, about(1, t))[0][0], {}, DecodeContext(1, World(0), t)).x
     scale = 1 / 0.3 if stage == RandomK(0.3, feedback=False) else 1.0
     assert np.allclose(again, scale * together, atol=2e-4), "what was projected stays where it is"
 
 
 @pytest.mark.parametrize("stage", LINEAR, ids=str)
-def test_common_randomness_needs_no_seed(stage: Stage) -> None:
-    """Outside simulations the number of the round is the address: each side finds the same."""
+def test_common_randomness_is_public(stage: Stage) -> None:
+    """Between real parties, too, it follows from the job's seed and the round: each side finds the same."""
     _, codec = stage(wire_of(1000))
-    rows = normal(2, 1000)
-    out, memory = codec.encode(rows, {}, about(2, 5, seed=None))
-    got, _ = codec.decode(out.sum(0), {}, Heard(2, None, 5))
+    rows, world = normal(2, 1000), World.real(3)
+    out, memory, _ = codec.encode(rows, {}, about(2, 5, world))
+    assert np.array_equal(out, codec.encode(rows, {}, about(2, 5, World(3))).x), "a simulation draws the same"
+    got, _, _ = codec.decode(out.sum(0), {}, DecodeContext(2, world, 5))
     if "left" in memory:
         assert np.allclose(got + memory["left"].sum(0), rows.sum(0), atol=1e-4)
-    other, _ = codec.encode(rows, {}, about(2, 6, seed=None))
-    assert stage == LowRank(100) or not np.allclose(other, out), "another round draws anew"
+    for another in (about(2, 6, world), about(2, 5, World.real(4))):
+        other, _, _ = codec.encode(rows, {}, another)
+        assert stage == LowRank(100) or not np.allclose(other, out), "another round, or seed, draws anew"
 
 
 def test_random_k_without_feedback_is_right_on_average() -> None:
     _, codec = RandomK(0.25, feedback=False)(wire_of(12))
     row = normal(1, 12)
-    seen = [codec.decode(codec.encode(row, {}, about(1, t))[0][0], {}, Heard(1, 0, t))[0] for t in range(4000)]
+    sent = [codec.encode(row, {}, about(1, t)).x[0] for t in range(4000)]
+    seen = [codec.decode(one, {}, DecodeContext(1, World(0), t)).x for t, one in enumerate(sent)]
     assert np.allclose(np.mean(seen, 0), row[0], atol=5 * 1.8 * np.abs(row).max() / np.sqrt(4000))
 
 
@@ -184,8 +203,8 @@ def test_random_k_without_feedback_is_right_on_average() -> None:
 def test_quantise_is_right_on_average(bits: int) -> None:
     row, times = normal(1, 12)[0], 20_000
     many = np.tile(row, (1, times))
-    _, codec = Quantise(bits)(Wire(many.size, 1))
-    out = codec.encode(many, {}, about(1))[0].reshape(times, 12)
+    _, codec = Quantise(bits)(Wire.of(many.size, 1))
+    out = codec.encode(many, {}, about(1)).x.reshape(times, 12)
     step = np.abs(row).max() * (2 if bits == 1 else 1 / (2 ** (bits - 1) - 1))
     # Five standard errors of a coin's step, and what single precision does to the last level of 16 bits.
     assert np.allclose(out.mean(0, dtype=np.float64), row, atol=5 * 0.5 * step / np.sqrt(times) + 1e-6)
@@ -197,16 +216,16 @@ def test_quantise_is_right_on_average(bits: int) -> None:
 def test_quantise_outside_simulations_draws_anew() -> None:
     _, codec = Quantise(4)(wire_of(1000))
     row = normal(1, 1000)
-    one, two = (codec.encode(row, {}, about(1, seed=None))[0] for _ in range(2))
+    one, two = (codec.encode(row, {}, about(1, world=World.real(0))).x for _ in range(2))
     assert not np.array_equal(one, two)
     assert np.abs(one - row).max() <= 1.01 * np.abs(row).max() / 7
 
 
 def test_sign_by_hand() -> None:
     row = np.array([[3, -1, 0, -0.0, -6]], np.float32)
-    out, _ = Sign(False)(Wire(5, 1))[1].encode(row, {}, about(1))
+    out, _, _ = Sign(False)(Wire.of(5, 1))[1].encode(row, {}, about(1))
     assert out.tolist() == [[2, -2, 2, 2, -2]]
-    out, _ = Sign(False, "drive")(Wire(5, 1))[1].encode(row, {}, about(1))
+    out, _, _ = Sign(False, "drive")(Wire.of(5, 1))[1].encode(row, {}, about(1))
     assert np.allclose(np.abs(out), 46 / 10)
 
 
@@ -215,35 +234,36 @@ def test_sign_by_hand() -> None:
 def test_drive(scale: str, paper: float, kind: str) -> None:
     """Vargaftik et al. 2021: the error over the length, squared, of the least-error and of the unbiased scale."""
     d, errors = 8192, []
-    _, codec = chain(Rotate(), Sign(False, scale))(Wire(d, 1))
+    _, codec = chain(Rotate(), Sign(False, scale))(Wire.of(d, 1))
     for t in range(20):
         draw = np.random.default_rng(t)
         x = (draw.normal(size=(1, d)) if kind == "normal" else draw.lognormal(size=(1, d))).astype(np.float32)
-        got, _ = codec.decode(codec.encode(x, {}, about(1, t))[0][0], {}, Heard(1, 0, t))
+        got, _, _ = codec.decode(codec.encode(x, {}, about(1, t)).x[0], {}, DecodeContext(1, World(0), t))
         errors.append(np.sum((got - x[0]) ** 2) / np.sum(x**2))
     assert np.mean(errors) == pytest.approx(paper, rel=0.02)
 
 
 def test_drive_is_right_on_average() -> None:
     x = normal(1, 2048)
-    _, codec = chain(Rotate(), Sign(False, "drive"))(Wire(2048, 1))
-    seen = [codec.decode(codec.encode(x, {}, about(1, t))[0][0], {}, Heard(1, 0, t))[0] for t in range(400)]
+    _, codec = chain(Rotate(), Sign(False, "drive"))(Wire.of(2048, 1))
+    sent = [codec.encode(x, {}, about(1, t)).x[0] for t in range(400)]
+    seen = [codec.decode(one, {}, DecodeContext(1, World(0), t)).x for t, one in enumerate(sent)]
     off = np.linalg.norm(np.mean(seen, 0) - x[0]) / np.linalg.norm(x)
     assert off < 1.1 * np.sqrt((pi / 2 - 1) / 400), "errors of 400 rotations cancel like 1/√400"
 
 
 def test_rotate_is_a_rotation() -> None:
     for size in (1, 2, 12, 200, 1000):
-        after, codec = Rotate()(Wire(size, 1))
-        out, _ = codec.encode(np.eye(size, dtype=np.float32), {}, about(size))
+        after, codec = Rotate()(Wire.of(size, 1))
+        out, _, _ = codec.encode(np.eye(size, dtype=np.float32), {}, about(size))
         assert np.allclose(out @ out.T, np.eye(size), atol=1e-5)
-        assert after.size == 1 << (size - 1).bit_length()
-    assert [Rotate()(Wire(n, 1))[0].size for n in (199_210, 4810, 2049)] == [49 * 4096, 19 * 256, 9 * 256]
+        assert after.row.size == 1 << (size - 1).bit_length()
+    assert [Rotate()(Wire.of(n, 1))[0].row.size for n in (199_210, 4810, 2049)] == [49 * 4096, 19 * 256, 9 * 256]
 
 
 def test_low_rank_by_its_definition() -> None:
     _, codec = LowRank(2)(wire_of(12))
-    _, memory = codec.encode(np.eye(12, dtype=np.float32), {}, about(12))
+    _, memory, _ = codec.encode(np.eye(12, dtype=np.float32), {}, about(12))
     kept = np.eye(12) - memory["left"]  # the projection, row by row
     assert np.allclose(kept @ kept, kept, atol=1e-5)
     assert np.allclose(kept, kept.T, atol=1e-5)
@@ -252,10 +272,10 @@ def test_low_rank_by_its_definition() -> None:
 
 def test_low_rank_sends_what_it_says() -> None:
     shapes = ((784, 200), (200,), (200, 200), (200,), (200, 10), (10,))
-    after, _ = LowRank(64)(Wire(199_210, 10, shapes=shapes))
-    assert after.size == 64 * 200 + 200 + 64 * 200 + 200 + 64 * 10 + 10
-    conv, _ = LowRank(4)(Wire(5 * 5 * 32 * 64, 10, shapes=((5, 5, 32, 64),)))
-    assert conv.size == 4 * 64, "800 × 64 is nearer to a square than 25 × 2,048"
+    after, _ = LowRank(64)(Wire.of(199_210, 10, shapes=shapes))
+    assert after.row.size == 64 * 200 + 200 + 64 * 200 + 200 + 64 * 10 + 10
+    conv, _ = LowRank(4)(Wire.of(5 * 5 * 32 * 64, 10, shapes=((5, 5, 32, 64),)))
+    assert conv.row.size == 4 * 64, "800 × 64 is nearer to a square than 25 × 2,048"
 
 
 @pytest.mark.parametrize(("make", "words"), [

@@ -1,4 +1,4 @@
-"""What is written is read back to the same bits in exactly the bytes that were said; what is damaged is refused."""
+"""What is written is read back bit for bit in exactly the bytes that were said; what is damaged is refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.core.wire import About, Form, Wire
-from atoll.stages.forms import Beside, Levels, Plain, Signs, Sparse, _pack_positions, _unpack_positions
+from atoll.core.wire import EncodeContext, Encoding, Wire
+from atoll.core.world import World
+from atoll.stages.encodings import Levels, Plain, Signs, SparseEncoding, WithTail, _pack_positions, _unpack_positions
 from atoll.stages.quantise import Quantise, Sign
 from atoll.stages.sparsify import TopK
 
@@ -22,43 +23,44 @@ def rows_of(dtype: str) -> st.SearchStrategy[np.ndarray]:
     return hnp.arrays(dtype, st.integers(1, 60), elements=numbers)
 
 
-def same_bits(form: Form, row: np.ndarray) -> bytes:
-    packed = form.pack(row)
-    assert len(packed) == form.bytes(len(row))
-    again = form.unpack(packed, len(row))
+def same_bits(encoding: Encoding, row: np.ndarray) -> bytes:
+    packed = encoding.pack(row)
+    assert len(packed) == encoding.bytes(len(row))
+    again = encoding.unpack(packed, len(row))
     assert again.dtype == row.dtype
     assert again.tobytes() == row.tobytes()
     return packed
 
 
-def encoded(stage: object, row: np.ndarray, *, weighted: bool = False) -> tuple[Form, np.ndarray]:
-    wire = Wire(len(row), 1, row.dtype.name, weighted=weighted, mean=weighted)
+def encoded(stage: object, row: np.ndarray, *, weighted: bool = False) -> tuple[Encoding, np.ndarray]:
+    wire = Wire.of(len(row), 1, row.dtype.name, divisor="weights" if weighted else None)
     after, codec = stage(wire)  # type: ignore[operator]
-    out, _ = codec.encode(row[None], {}, About(np.ones(1), 0, 0, np.arange(1)))
-    return after.form, out[0]
+    out, _, _ = codec.encode(row[None], {}, EncodeContext(np.ones(1), World(0), 0, np.arange(1)))
+    assert after.row.encoding is not None
+    return after.row.encoding, out[0]
 
 
 @given(st.data(), KINDS, st.floats(0.01, 1))
 @settings(max_examples=150, deadline=None)
 def test_whatever_top_k_gives_is_read_as_it_was_written(data: st.DataObject, dtype: str, fraction: float) -> None:
-    form, row = encoded(TopK(fraction, feedback=False), data.draw(rows_of(dtype)))
-    same_bits(form, row)
+    encoding, row = encoded(TopK(fraction, feedback=False), data.draw(rows_of(dtype)))
+    same_bits(encoding, row)
 
 
 @given(st.data(), KINDS, st.integers(1, 16))
 @settings(max_examples=200, deadline=None)
 def test_whatever_quantise_gives_is_read_as_it_was_written(data: st.DataObject, dtype: str, bits: int) -> None:
-    form, row = encoded(Quantise(bits), data.draw(rows_of(dtype)))
+    encoding, row = encoded(Quantise(bits), data.draw(rows_of(dtype)))
     assert np.isfinite(row).all()
-    same_bits(form, row)
+    same_bits(encoding, row)
 
 
 @given(st.data(), KINDS, st.sampled_from(["mean", "drive"]))
 @settings(max_examples=100, deadline=None)
 def test_whatever_sign_gives_is_read_as_it_was_written(data: st.DataObject, dtype: str, scale: str) -> None:
-    form, row = encoded(Sign(False, scale), data.draw(rows_of(dtype)))
+    encoding, row = encoded(Sign(False, scale), data.draw(rows_of(dtype)))
     assert np.isfinite(row).all()
-    same_bits(form, row)
+    same_bits(encoding, row)
 
 
 @given(st.data(), st.integers(1, 300))
@@ -77,31 +79,31 @@ def test_every_size_of_a_sparse_row_is_exact(size: int, k: int) -> None:
     for count in range(k + 1):  # also with fewer numbers than there is room for
         row = np.zeros(size, np.float32)
         row[np.random.default_rng(count).choice(size, count, replace=False)] = 1.5
-        same_bits(Sparse(k, Plain("float32")), row)
+        same_bits(SparseEncoding(k, Plain("float32")), row)
 
 
 def test_bytes_by_hand() -> None:
     two = np.array([2, -1], "<f4").tobytes()
     # positions 0 and 3 of 4: a map of four bits is shortest
     near = np.array([2, 0, 0, -1], np.float32)
-    assert same_bits(Sparse(2, Plain("float32")), near) == two + bytes([0b10010000])
+    assert same_bits(SparseEncoding(2, Plain("float32")), near) == two + bytes([0b10010000])
     # 2 and 7 of 8: without their lowest bit 1 and 3, written as the steps 01 001; then the lowest bits 0 and 1
     far = np.array([0, 0, 2, 0, 0, 0, 0, -1], np.float32)
-    assert same_bits(Sparse(2, Plain("float32")), far) == two + bytes([0b01001010])
+    assert same_bits(SparseEncoding(2, Plain("float32")), far) == two + bytes([0b01001010])
     # a step of 0.5 and levels −3, 0, 3 as 0, 3, 6 in three bits, lowest first: 000 110 011
     levels = np.array([-1.5, 0, 1.0], np.float32)
     assert same_bits(Levels(3, "float32"), levels) == np.array([0.5], "<f4").tobytes() + bytes([0b00011010, 0b10000000])
     signs = np.array([0.25, -0.25, -0.25], np.float32)
     assert same_bits(Signs("float32"), signs) == np.array([0.25], "<f4").tobytes() + bytes([0b01100000])
     with_weight = np.array([0.25, -0.25, 7], np.float32)
-    assert same_bits(Beside(Signs("float32"), "float32"), with_weight)[-4:] == np.array([7], "<f4").tobytes()
+    assert same_bits(WithTail(Signs("float32"), "float32"), with_weight)[-4:] == np.array([7], "<f4").tobytes()
 
 
 def test_the_two_layer_net_in_bytes() -> None:
     """199,210 numbers, 796,840 bytes plain: what the page of compression says."""
     n = 199_210
-    assert Sparse(1992, Plain("float32")).bytes(n) == 10_100
-    assert Sparse(1992, Levels(8, "float32")).bytes(n) == 4_128
+    assert SparseEncoding(1992, Plain("float32")).bytes(n) == 10_100
+    assert SparseEncoding(1992, Levels(8, "float32")).bytes(n) == 4_128
     assert [Levels(bits, "float32").bytes(n) for bits in (8, 4, 2)] == [199_214, 99_609, 49_807]
     assert Signs("float32").bytes(n) == 24_906
 
@@ -118,14 +120,14 @@ FORMS = {
 def test_damaged_bytes_are_refused_or_harmless(name: str, data: st.DataObject) -> None:
     stage, weighted = FORMS[name]
     row = np.random.default_rng(3).normal(size=41).astype(np.float32)
-    form, out = encoded(stage, row, weighted=weighted)
-    packed = bytearray(form.pack(out))
+    encoding, out = encoded(stage, row, weighted=weighted)
+    packed = bytearray(encoding.pack(out))
     for at, value in data.draw(st.lists(st.tuples(st.integers(0, len(packed) - 1), st.integers(0, 255)), max_size=4)):
         packed[at] = value
     cut = data.draw(st.integers(-3, 3))
     damaged = bytes(packed)[:cut] if cut < 0 else bytes(packed) + bytes(cut)
     try:
-        read = form.unpack(damaged, 41)
+        read = encoding.unpack(damaged, 41)
     except ValueError:
         return
     assert cut == 0, "bytes of another length were read"
@@ -134,7 +136,7 @@ def test_damaged_bytes_are_refused_or_harmless(name: str, data: st.DataObject) -
     assert np.isfinite(read).all()
 
 
-@pytest.mark.parametrize(("form", "packed", "size", "words"), [
+@pytest.mark.parametrize(("encoding", "packed", "size", "words"), [
     (Plain("float32"), b"123", 1, "3 bytes were sent where 4"),
     (Plain("float32"), np.array([np.nan], "<f4").tobytes(), 1, "not finite"),
     (Signs("float32"), np.array([np.inf], "<f4").tobytes() + b"\0", 3, "not finite"),
@@ -142,16 +144,16 @@ def test_damaged_bytes_are_refused_or_harmless(name: str, data: st.DataObject) -
     (Signs("float32"), np.array([1], "<f4").tobytes() + b"\1", 3, "behind the last"),
     (Levels(8, "float32"), np.array([3e38], "<f4").tobytes() + b"\0", 1, "multiples are not finite"),
     (Levels(2, "float32"), np.array([1], "<f4").tobytes() + b"\xc0", 1, "a level beyond 1"),
-    (Sparse(2, Plain("float32")), bytes(8) + bytes([0b10000000]), 8, "1 positions"),
-    (Sparse(2, Plain("float32")), bytes(8) + bytes([0b11000000, 0]), 32, "do not rise"),
-    (Sparse(1, Plain("float32")), bytes(4) + bytes([0b00111000]), 9, "reach beyond 9"),
+    (SparseEncoding(2, Plain("float32")), bytes(8) + bytes([0b10000000]), 8, "1 positions"),
+    (SparseEncoding(2, Plain("float32")), bytes(8) + bytes([0b11000000, 0]), 32, "do not rise"),
+    (SparseEncoding(1, Plain("float32")), bytes(4) + bytes([0b00111000]), 9, "reach beyond 9"),
 ])  # fmt: skip
-def test_what_is_wrong_is_said(form: Form, packed: bytes, size: int, words: str) -> None:
+def test_what_is_wrong_is_said(encoding: Encoding, packed: bytes, size: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        form.unpack(packed, size)
+        encoding.unpack(packed, size)
 
 
-@pytest.mark.parametrize("form", [Sparse(1, Plain("float32")), Levels(3, "float32"), Signs("float32")])
-def test_a_row_that_was_not_encoded_is_not_written(form: Form) -> None:
+@pytest.mark.parametrize("encoding", [SparseEncoding(1, Plain("float32")), Levels(3, "float32"), Signs("float32")])
+def test_a_row_that_was_not_encoded_is_not_written(encoding: Encoding) -> None:
     with pytest.raises(ValueError, match="encode"):
-        form.pack(np.array([1.0, 2.5, 1e-7], np.float32))
+        encoding.pack(np.array([1.0, 2.5, 1e-7], np.float32))

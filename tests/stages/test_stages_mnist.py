@@ -20,10 +20,10 @@ def result(data: atoll.Federated, *stages: Stage, rounds: int = 40) -> tuple[flo
         atoll.Uniform(0.1),
         atoll.Channel([atoll.Weigh(), *stages]),
         rounds=rounds,
-        every=rounds,
+        eval_every=rounds,
     )
     run = atoll.simulate(job, data, seed=0)
-    return run.curve("test.accuracy")[1][-1], atoll.assemble(job, data).wire.bytes
+    return run.curve("test.accuracy")[1][-1], atoll.assemble(job, data).wire.row.bytes
 
 
 def test_few_bytes_cost_little_accuracy() -> None:

@@ -6,48 +6,51 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.core.wire import About, Codec, Heard, Stage, Wire, chain
+from atoll.core.wire import Codec, DecodeContext, EncodeContext, Stage, Wire, chain
+from atoll.core.world import World
 from atoll.stages.noise import add_noise
 from atoll.stages.ring import signed
 from atoll.testing import check_part, check_refusal
 
+SIMULATED = World(0)
 D, N = 4000, 25
 EXPECTED = atoll.Average("expected")
 
 
-def noise_of(*stages: Stage, n: int = N, d: int = D, seed: int | None = 0) -> tuple[np.ndarray, Wire, Codec]:
+def noise_of(*stages: Stage, n: int = N, d: int = D, world: World = SIMULATED) -> tuple[np.ndarray, Wire, Codec]:
     """Return what comes out of zero vectors: noise alone, before any mean."""
-    wire, codec = chain(*stages)(Wire(d, n))
-    sent, _ = codec.encode(np.zeros((n, d), np.float32), {}, About(np.ones(n, np.float32), seed, 0, np.arange(n)))
-    total, _ = codec.decode(np.add.reduce(sent, 0, dtype=sent.dtype), codec.start, Heard(n, seed, 0))
+    wire, codec = chain(*stages)(Wire.of(d, n))
+    zeros, weight = np.zeros((n, d), np.float32), np.ones(n, np.float32)
+    sent, _, _ = codec.encode(zeros, {}, EncodeContext(weight, world, 0, np.arange(n)))
+    total, _, _ = codec.decode(np.add.reduce(sent, 0, dtype=sent.dtype), codec.start, DecodeContext(n, world, 0))
     return total, wire, codec
 
 
-@pytest.mark.parametrize("seed", [0, None], ids=["simulated", "operating system"])
+@pytest.mark.parametrize("world", [World(0), World.real(0)], ids=["simulated", "operating system"])
 @pytest.mark.parametrize("bound", [0.3, 5.0])
-def test_the_noise_of_a_mean_is_multiplier_times_bound_over_the_cohort(bound: float, seed: int | None) -> None:
+def test_the_noise_of_a_mean_is_multiplier_times_bound_over_the_cohort(bound: float, world: World) -> None:
     z = 1.7
-    central, wire, _ = noise_of(atoll.Clip(bound), EXPECTED, atoll.Gaussian(z), seed=seed)
+    central, wire, _ = noise_of(atoll.Clip(bound), EXPECTED, atoll.Gaussian(z), world=world)
     assert np.std(central) == pytest.approx(z * bound / N, rel=0.05)
     assert [(e.where, e.multiplier) for e in wire.noise] == [("central", z)]
     assert np.linalg.norm(central) == pytest.approx(z * bound * np.sqrt(D) / N, rel=0.05)
-    local, wire, _ = noise_of(atoll.Clip(bound), EXPECTED, atoll.Gaussian(z, "local"), seed=seed)
+    local, wire, _ = noise_of(atoll.Clip(bound), EXPECTED, atoll.Gaussian(z, "local"), world=world)
     assert np.std(local) == pytest.approx(z * bound / np.sqrt(N), rel=0.05)
     assert wire.l2 is None
     stages = (atoll.Clip(bound), EXPECTED, atoll.Ring(), atoll.Gaussian(z, "distributed", honest=1.0))
-    shared, wire, _ = noise_of(*stages, seed=seed)
+    shared, wire, _ = noise_of(*stages, world=world)
     assert np.std(shared) == pytest.approx(z * bound / N, rel=0.05)
-    assert wire.floor == N
+    assert wire.total.min_cohort == N
 
 
 def test_shares_of_noise_are_enough_if_only_the_honest_ones_count() -> None:
     stages = (atoll.Clip(1.0), EXPECTED, atoll.Ring(), atoll.Gaussian(1.0, "distributed", honest=0.6))
-    wire, codec = chain(*stages)(Wire(D, N))
-    assert wire.floor == 15
+    wire, codec = chain(*stages)(Wire.of(D, N))
+    assert wire.total.min_cohort == 15
     rows = np.zeros((15, D), np.float32)
-    sent, _ = codec.encode(rows, {}, About(np.ones(15, np.float32), 0, 0, np.arange(15)))
+    sent, _, _ = codec.encode(rows, {}, EncodeContext(np.ones(15, np.float32), World(0), 0, np.arange(15)))
     total = signed(np.add.reduce(sent, 0, dtype=sent.dtype))
-    bound = chain(atoll.Clip(1.0), EXPECTED, atoll.Ring())(Wire(D, N))[0].l2
+    bound = chain(atoll.Clip(1.0), EXPECTED, atoll.Ring())(Wire.of(D, N))[0].l2
     assert np.std(total) == pytest.approx(bound, rel=0.05)
 
 
@@ -62,41 +65,45 @@ def test_noise_of_the_server_on_an_integer_sum_is_whole() -> None:
 
 def test_two_draws_of_the_operating_system_differ_and_two_of_an_address_do_not() -> None:
     zero = np.zeros(100, np.float32)
-    assert not np.array_equal(add_noise(zero, 1.0, (None, "x")), add_noise(zero, 1.0, (None, "x")))
-    assert np.array_equal(add_noise(zero, 1.0, (7, "x")), add_noise(zero, 1.0, (7, "x")))
-    assert not np.array_equal(add_noise(zero, 1.0, (7, "x")), add_noise(zero, 1.0, (8, "x")))
+
+    def noise(world: World) -> np.ndarray:
+        return add_noise(zero, 1.0, world.private("x"))
+
+    assert not np.array_equal(noise(World.real(7)), noise(World.real(7)))
+    assert np.array_equal(noise(World(7)), noise(World(7)))
+    assert not np.array_equal(noise(World(7)), noise(World(8)))
 
 
 def test_outside_simulations_real_noise_lies_on_a_grid() -> None:
     """What is left of the argument's last digits after the noise is nothing: outputs are multiples of one step."""
     x = np.random.default_rng(0).normal(size=2000)
-    out = add_noise(x, 3.0, (None, "x"))
+    out = add_noise(x, 3.0, World.real(0).private("x"))
     step = 2.0 ** np.floor(np.log2(3.0 / 2**30))
     assert np.array_equal(out / step, np.rint(out / step))
 
 
 @pytest.mark.parametrize("every", [1, 4, 7])
 def test_tree_noise_of_all_rounds_grows_with_their_logarithm(every: int) -> None:
-    _, codec = chain(atoll.Clip(1.0), EXPECTED, atoll.Tree(1.0, every))(Wire(D, 1))
+    _, codec = chain(atoll.Clip(1.0), EXPECTED, atoll.TreeNoise(1.0, every))(Wire.of(D, 1))
     total = np.zeros(D)
     zero = np.zeros(D, np.float32)
     for t in range(every):
-        total += codec.decode(zero, codec.start, Heard(1, 0, t))[0]
+        total += codec.decode(zero, codec.start, DecodeContext(1, World(0), t)).x
         ones = (t + 1).bit_count()
         assert np.std(total) == pytest.approx(np.sqrt(ones), rel=0.06)
-    fresh = codec.decode(zero, codec.start, Heard(1, 0, every))[0]  # the next tree starts anew
+    fresh = codec.decode(zero, codec.start, DecodeContext(1, World(0), every)).x  # the next tree starts anew
     assert np.std(fresh) == pytest.approx(1.0, rel=0.06)
 
 
 def test_what_would_make_the_noise_a_lie_is_refused() -> None:
-    wire = Wire(10, 50)
+    wire = Wire.of(10, 50)
 
     def stages(*parts: Stage) -> object:
         return lambda: chain(*parts)(wire)
 
     gaussian = atoll.Gaussian(1.0)
     check_refusal(stages(gaussian), "put Clip(norm) before it")
-    check_refusal(stages(atoll.Clip(1.0), atoll.Weigh(), gaussian), "Weigh(most=…)")
+    check_refusal(stages(atoll.Clip(1.0), atoll.Weigh(), gaussian), "Weigh(max_weight=…)")
     check_refusal(stages(atoll.Clip(1.0), atoll.Average(), gaussian), "Average(by='expected')")
     check_refusal(stages(atoll.Clip(1.0), EXPECTED, gaussian, gaussian), "after the noise of the server")
     check_refusal(stages(atoll.Clip(1.0), EXPECTED, gaussian, atoll.Ring()), "put it first")
@@ -107,17 +114,19 @@ def test_what_would_make_the_noise_a_lie_is_refused() -> None:
     check_refusal(stages(*tiny), "2 are needed", "raise Ring(bits=…)")
     full = (atoll.Clip(1.0), EXPECTED, atoll.Ring(24), atoll.Gaussian(40.0, "distributed"))
     check_refusal(stages(*full), "do not fit into the ring")
-    chain(atoll.Clip(1.0), atoll.Weigh(most=60), gaussian)(wire)
+    chain(atoll.Clip(1.0), atoll.Weigh(max_weight=60), gaussian)(wire)
     for make, words in [
         (lambda: atoll.Gaussian(0.0), "positive"), (lambda: atoll.Gaussian(1.0, "here"), "central"),
-        (lambda: atoll.Gaussian(1.0, honest=0.0), "fraction"), (lambda: atoll.Tree(0.0), "positive"),
-        (lambda: atoll.Tree(1.0, 0), "at least one"),
+        (lambda: atoll.Gaussian(1.0, honest=0.0), "fraction"), (lambda: atoll.TreeNoise(0.0), "positive"),
+        (lambda: atoll.TreeNoise(1.0, 0), "at least one"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             make()
 
 
-@pytest.mark.parametrize("part", [atoll.Gaussian(), atoll.Tree(), atoll.Ring(), atoll.Budget(1.0), atoll.InTurn()])
+@pytest.mark.parametrize(
+    "part", [atoll.Gaussian(), atoll.TreeNoise(), atoll.Ring(), atoll.Budget(1.0), atoll.RoundRobin()]
+)
 def test_parts_are_records(part: object) -> None:
     check_part(part)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 import atoll
-from atoll.core.wire import About, Heard, Memory, Mismatch, Stage, Wire, chain
+from atoll.core.wire import DecodeContext, EncodeContext, Mismatch, Stage, Wire, chain
+from atoll.core.world import World
 from atoll.stages.low_rank import LowRank
 from atoll.stages.noise import Gaussian
 from atoll.stages.quantise import Quantise, Sign
@@ -17,7 +19,8 @@ from atoll.stages.rotate import Rotate
 from atoll.stages.sparsify import RandomK, TopK
 
 PARTS: dict[str, Stage] = {
-    "Weigh": atoll.Weigh(most=50), "Average": atoll.Average(by="expected"), "Clip": atoll.Clip(10.0), "Ring": Ring(),
+    "Weigh": atoll.Weigh(max_weight=50), "Average": atoll.Average(by="expected"), "Clip": atoll.Clip(10.0),
+    "Ring": Ring(),
     "local": Gaussian(1e-3, "local"), "central": Gaussian(1e-3), "distributed": Gaussian(1e-3, "distributed"),
     "TopK": TopK(0.5, feedback=False), "RandomK": RandomK(0.9, feedback=False), "Quantise": Quantise(8),
     "Sign": Sign(feedback=False), "Rotate": Rotate(), "LowRank": LowRank(5, feedback=False),
@@ -52,7 +55,7 @@ def accepted() -> set[tuple[str, str]]:
     return {(a, b) for a in PARTS for b, mark in zip(PARTS, marks[a], strict=True) if mark == "x"}
 
 
-WIRE = Wire(29, 7, l2=10.0, shapes=((6, 4), (5,)))
+WIRE = replace(Wire.of(29, 7, shapes=((6, 4), (5,))), l2=10.0)
 
 
 @pytest.mark.parametrize("pair", [*product(PARTS, PARTS)], ids="-".join)
@@ -80,24 +83,27 @@ def gives_the_mean(names: tuple[str, ...]) -> None:
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(7, 29)).astype(np.float32)
     weight = draw.integers(1, 50, 7).astype(np.float32)
-    out, memory = codec.encode(rows, {}, About(weight, 0, 1, np.arange(7)))
-    got, _ = codec.decode(out.sum(0, dtype=out.dtype), codec.start, Heard(7, 0, 1))
+    context = EncodeContext(weight, World(0), 1, np.arange(7))
+    out, _, _ = codec.encode(rows, {}, context)
+    got, _, _ = codec.decode(out.sum(0, dtype=out.dtype), codec.start, DecodeContext(7, World(0), 1))
     assert got.shape == (29,)
 
-    voice = (weight if wire.weighted else np.ones(7))[:, None]
-    whole = voice.sum() if wire.mean else 1.0
-    expect = (voice * rows).sum(0) / whole
-    worst = (voice[:, 0] * error_of(names, memory) * np.linalg.norm(rows, axis=1)).sum() / whole
-    noise = 0.6 * voice.max() / whole if wire.noise else 0.0
+    share = (weight if wire.weighted else np.ones(7))[:, None]
+    whole = share.sum() if wire.mean else 1.0
+    expect = (share * rows).sum(0) / whole
+    worst = (share[:, 0] * error_of(names, rows, context) * np.linalg.norm(rows, axis=1)).sum() / whole
+    noise = 0.6 * share.max() / whole if wire.noise else 0.0
     off = np.linalg.norm(got - expect)
     assert off <= worst + noise + 2e-3 * np.linalg.norm(expect), "the mean is further off than the stages say"
 
 
-def error_of(names: tuple[str, ...], memory: Memory) -> np.ndarray:
-    """Bound each row's relative error by what the stages noted of theirs."""
-    error = np.zeros(7)
-    for i, name in enumerate(names):
-        mine = memory.get(f"{i}.fact.error_share", np.zeros(7))
+def error_of(names: tuple[str, ...], rows: np.ndarray, context: EncodeContext) -> np.ndarray:
+    """Bound each row's relative error by what the stages noted of theirs, one after the other."""
+    wire, error = WIRE, np.zeros(7)
+    for name in names:
+        wire, codec = PARTS[name](wire)
+        rows, _, facts = codec.encode(rows, {}, context._replace(stage_state=codec.start))
+        mine = facts.get("error_share", np.zeros(7))
         if name == "RandomK":  # 29 / 26 times what was sent
             mine = np.hypot(mine, 29 / 26 - 1)
         error = error + mine * (1 + error)

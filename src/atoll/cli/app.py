@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.logs import Form
+from atoll.cli.logs import LogFormat
+from atoll.core.errors import AtollError
 
 app = typer.Typer(
     help="Federated learning: research it, decide on it, run it.",
@@ -20,32 +21,15 @@ app = typer.Typer(
 JobArgument = typer.Argument(metavar="[JOB]", help="a job file (.toml) or the name of an example")
 JobName = Annotated[str, JobArgument]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="override a key of the job, as in method.lr=0.05")]
-Log = Annotated[Form, typer.Option("--log", help="what is said on stderr: text, or JSON objects a line each")]
+Log = Annotated[LogFormat, typer.Option("--log", help="what is said on stderr: text, or JSON objects a line each")]
 
 
 def known(error: Exception) -> str | None:
     """Return the sentence of an error that a person can act on; None for what is a fault of Atoll."""
-    from atoll.catalogue import BadJob
-    from atoll.core.method import Diverged
-    from atoll.core.wire import Mismatch
-    from atoll.crypto.keys import Refused
-    from atoll.data.errors import BadData, DataMissing
-    from atoll.journal.read import NoRun
-    from atoll.journal.write import Unwritable
-    from atoll.runtimes.workers import PartyFailed
-
+    if isinstance(error, AtollError):
+        return str(error)
     if hasattr(error, "format_message"):  # typer's own: some versions carry a copy of click
         return str(error.format_message())
-    ours = (BadJob, BadData, DataMissing, Diverged, Mismatch, NoRun, PartyFailed, Refused, Unwritable)
-    network = ("NobodyThere", "NoCluster", "NotAllowed", "BadPolicy", "Unreachable", "Unreadable", "Unwritable")
-    if type(error).__name__ in network or "cannot listen on" in str(error):
-        return str(error)
-    if isinstance(error, ours):
-        return str(error)
-    if isinstance(error, FileNotFoundError) and error.errno is None:  # raised with a sentence, not by the system
-        return str(error)
-    if isinstance(error, ImportError) and "pip install" in str(error):
-        return str(error)
     return None
 
 
@@ -56,9 +40,12 @@ def run(
     seed: Annotated[int | None, typer.Option(help="the seed of everything random")] = None,
     out: Annotated[Path | None, typer.Option(help="where run folders go; default: runs")] = None,
     sets: Sets = None,
-    resume: Annotated[Path | None, typer.Option(help="a run folder to go on with")] = None,
+    resume: Annotated[Path | None, typer.Option(help="a run folder; resumes its run")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="processes; 0: this one; default: as many as help")] = None,
     loop: Annotated[bool, typer.Option("--loop", help="one party at a time; names the one that fails")] = False,
+    protocols: Annotated[
+        bool, typer.Option("--protocols", help="run the whole protocol of hidden sums, in this process")
+    ] = False,
     on: Annotated[str | None, typer.Option(metavar="ray[://HOST:PORT]", help="train on a Ray cluster")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="also write TensorBoard events to this folder")] = None,
     mlflow: Annotated[str | None, typer.Option(help="also log to this MLflow experiment")] = None,
@@ -70,16 +57,21 @@ def run(
     overrides += [f"rounds={rounds}"] if rounds is not None else []
     overrides += [f"seed={seed}"] if seed is not None else []
     run_job(
-        job, overrides, out, resume=resume, workers=workers, loop=loop, on=on, tensorboard=tensorboard, mlflow=mlflow
-    )
+        job, overrides, out, resume=resume, workers=workers, loop=loop, protocols=protocols, on=on,
+        tensorboard=tensorboard, mlflow=mlflow,
+    )  # fmt: skip
 
 
 @app.command()
-def explain(job: JobName = "digits", sets: Sets = None) -> None:
+def explain(
+    job: JobName = "digits",
+    sets: Sets = None,
+    deployed: Annotated[bool, typer.Option("--deployed", help="as atoll serve runs it, not as a simulation")] = False,
+) -> None:
     """Say what a job would do, cost and reveal, before anything runs."""
     from atoll.cli.explain import explain_job
 
-    explain_job(job, list(sets or []))
+    explain_job(job, list(sets or []), deployed=deployed)
 
 
 @app.command()
@@ -140,13 +132,13 @@ def serve(
     roster: Annotated[Path, typer.Option(help="a file of names and public keys, one party a line")],
     address: Annotated[str, typer.Option(help="host:port to listen on")] = "127.0.0.1:7100",
     own: Annotated[Path | None, typer.Option("--key", help="the server's key (atoll key)")] = None,
-    run: Annotated[Path, typer.Option(help="the run folder; an unfinished run in it is gone on with")] = Path("served"),
+    run: Annotated[Path, typer.Option(help="the run folder; resumes an unfinished run in it")] = Path("served"),
     parties: Annotated[int | None, typer.Option(min=1, help="begin with so many; default: all of the roster")] = None,
     patience: Annotated[float, typer.Option(help="seconds to wait for parties before giving up")] = 600.0,
     deadline: Annotated[float, typer.Option(help="seconds that parties have for an answer")] = 600.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no encryption; only on this machine")] = False,
     health: Annotated[str | None, typer.Option(metavar="127.0.0.1:PORT", help="/health and /metrics there")] = None,
-    log: Log = Form.text,
+    log: Log = LogFormat.text,
     sets: Sets = None,
 ) -> None:
     """Serve a job to real parties over the network."""
@@ -164,7 +156,7 @@ def join(
     own: Annotated[Path | None, typer.Option("--key", help="this party's key (atoll key)")] = None,
     folder: Annotated[Path, typer.Option(help="where this party keeps its audit log")] = Path("party"),
     insecure: Annotated[str | None, typer.Option(help="a name, instead of a key; only on this machine")] = None,
-    log: Log = Form.text,
+    log: Log = LogFormat.text,
 ) -> None:
     """Take part in a served job with this party's own data."""
     from atoll.cli.network import join_job
@@ -183,7 +175,7 @@ def edge(
     folder: Annotated[Path, typer.Option(help="where this edge keeps its audit log and who is below")] = Path("edge"),
     parties: Annotated[int | None, typer.Option(min=1, help="begin with so many; default: all of the roster")] = None,
     first: Annotated[int, typer.Option(min=0, help="the number of the first party below")] = 0,
-    log: Log = Form.text,
+    log: Log = LogFormat.text,
 ) -> None:
     """Stand between a server and parties: a server to them, a party to it."""
     from atoll.cli.network import edge_of
@@ -205,7 +197,7 @@ def status(
 
 @app.command()
 def stop(run: Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a server")]) -> None:
-    """Stop a server and wait for its end; serving the same job again goes on."""
+    """Stop a server and wait for its end; serving the same job again resumes the run."""
     from atoll.cli.status import stop_run
 
     stop_run(run)
@@ -219,6 +211,25 @@ def list_parts(
     from atoll.cli.list import list_all
 
     list_all(kind)
+
+
+@app.command()
+def parts() -> None:
+    """List the packages that bring parts of their own, with the digests that a party's policy allows them by."""
+    from atoll.cli.parts import list_packages
+
+    list_packages()
+
+
+@app.command()
+def migrate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="job files and policy files of release 0.1")],
+    check: Annotated[bool, typer.Option("--check", help="only say what would change; exit code 1 if anything")] = False,
+) -> None:
+    """Rewrite job and policy files of release 0.1 with the current names. FILE.0.1 keeps each file as it was."""
+    from atoll.cli.migrate import migrate_files
+
+    migrate_files(files, check=check)
 
 
 @app.command()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 def compare_job(job: str, overrides: list[str], out: Path | None) -> None:
     """Print the comparison of a job file, and write its figures."""
-    from atoll.compare import compare
     from atoll.data import build
-    from atoll.jobfile import load
+    from atoll.decide.compare import compare
+    from atoll.job.file import load
 
     said = load(job, overrides)
     tty = sys.stderr.isatty()

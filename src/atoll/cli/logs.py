@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from atoll.core.errors import AtollError
+
 if TYPE_CHECKING:  # help is instant without NumPy
     from atoll.core.effects import Note
 
@@ -21,7 +23,7 @@ Say = Callable[..., None]  # say(event, text, **facts): the text is for people, 
 log = logging.getLogger("atoll.cli")
 
 
-class Form(StrEnum):
+class LogFormat(StrEnum):
     """How to say it."""
 
     text = "text"
@@ -32,7 +34,7 @@ class JsonLines(logging.Formatter):
     """One object a line: time, level, event, then the facts. Facts are single words and numbers, never arrays."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, Any] = {
+        said: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "event": getattr(record, "event", record.name),
@@ -45,9 +47,9 @@ class JsonLines(logging.Formatter):
         return json.dumps(said)
 
 
-def single(facts: Mapping[str, Any]) -> dict[str, Any]:
+def single(facts: Mapping[str, Any]) -> dict[str, object]:
     """Keep what is one word or one number; a list of numbers might be of a vector, and belongs in no log."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in facts.items():
         one = value.item() if getattr(value, "ndim", None) == 0 else value  # a number of NumPy's
         if isinstance(one, float) and not math.isfinite(one):
@@ -61,17 +63,15 @@ def single(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def log_note(note: Note) -> None:
     """Log what the journal is told: a sink."""
-    facts = dict(note.facts)
-    if isinstance(facts.get("job"), Mapping):
-        facts["job"] = facts["job"].get("name")
+    facts = dict(note.facts) | ({"job": note.job.get("name")} if note.job else {})
     level = logging.WARNING if note.what in ("rejected", "declined") else logging.INFO
     log.log(level, "", extra={"event": note.what, "facts": facts})
 
 
 @contextmanager
-def speaking(form: Form) -> Iterator[Say]:
+def speaking(form: LogFormat) -> Iterator[Say]:
     """Give the function to say things with. As JSON, what goes wrong is also a line of it, and so are warnings."""
-    if form is Form.text:
+    if form is LogFormat.text:
         yield _say_text
         return
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines on stderr are no JSON; what fails is raised anyway
@@ -86,14 +86,16 @@ def speaking(form: Form) -> Iterator[Say]:
         from atoll.cli.app import known
 
         sentence = known(error)
-        log.error(sentence or str(error), exc_info=None if sentence else error, extra={"event": "failed"})
+        facts = {"code": error.code} if isinstance(error, AtollError) else {}
+        extra = {"event": "failed", "facts": facts}
+        log.error(sentence or str(error), exc_info=None if sentence else error, extra=extra)
         raise SystemExit(2 if sentence else 1) from None
 
 
-def _say_text(event: str, text: str, **facts: Any) -> None:
+def _say_text(event: str, text: str, **facts: object) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
-def _say_json(event: str, text: str, **facts: Any) -> None:
+def _say_json(event: str, text: str, **facts: object) -> None:
     log.info(text, extra={"event": event, "facts": facts})

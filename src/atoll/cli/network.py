@@ -6,15 +6,22 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atoll.cli.logs import Form, log_note, speaking
+from atoll.cli.logs import LogFormat, log_note, speaking
 from atoll.cli.overhear import overhearing
+
+if TYPE_CHECKING:
+    from atoll.job.file import JobFile
+    from atoll.job.roles import RoleJob
+    from atoll.runtimes.network.server.serve import Served
+    from atoll.runtimes.network.server.serve_roles import RolesServed
+    from atoll.runtimes.network.trust.roster import NamedIdentity
 
 
 def new_key_file(name: str, folder: Path) -> None:
     """Make a key and print the line that lets its owner in."""
-    from atoll.runtimes.network.roster import line_of, new_key
+    from atoll.runtimes.network.trust.roster import line_of, new_key
 
     member = new_key(folder, name)
     sys.stdout.write(f"key    {folder / f'{name}.key'} (secret: it stays here)\nroster {line_of(member)}\n")
@@ -22,17 +29,17 @@ def new_key_file(name: str, folder: Path) -> None:
 
 def serve_job(
     job: str, overrides: list[str], *, address: str, roster: Path, key: Path | None, run: Path, parties: int | None,
-    patience: float, deadline: float, insecure: bool, health: str | None, form: Form,
+    patience: float, deadline: float, insecure: bool, health: str | None, form: LogFormat,
 ) -> None:  # fmt: skip
     """Serve a job file to the parties of a roster until it has ended."""
     from atoll.cli.run import Progress
-    from atoll.data import build
-    from atoll.jobfile import load
-    from atoll.runtimes.network.calls import Times
-    from atoll.runtimes.network.roster import RosterFile, load_key
-    from atoll.runtimes.network.tls import Insecure, ServerSide
-    from atoll.runtimes.network.watch import last_said
-    from atoll.serve import serve
+    from atoll.job.catalogue import BadJob
+    from atoll.job.file import load_any
+    from atoll.job.roles import RoleJob
+    from atoll.runtimes.network.messages.calls import Times
+    from atoll.runtimes.network.server.monitor import last_said
+    from atoll.runtimes.network.trust.roster import RosterFile
+    from atoll.runtimes.network.trust.tls import Insecure, ServerTLS
 
     with overhearing(), speaking(form) as say:
 
@@ -42,17 +49,18 @@ def serve_job(
                 there = f"http://{last_said(run)['health']}"
                 say("health", f"for monitors: {there}/health and {there}/metrics", address=there)
 
-        said = load(job, overrides)
+        said = load_any(job, overrides)
         file = RosterFile(roster)
-        credentials: Any = Insecure("server") if insecure else ServerSide(_key(key, load_key), file)
-        progress = Progress(said.job.rounds)
+        credentials = Insecure("server") if insecure else ServerTLS(_key(key), file)
+        if isinstance(said, RoleJob) and parties is not None:
+            raise BadJob("--parties is for jobs with a method: a program needs all who play a role, leave it out")
+        progress = Progress(said.rounds if isinstance(said, RoleJob) else said.job.rounds)
         _stop_kindly()
         try:
-            done = serve(
-                said.job, build(said.data, said.seed), said.seed, address=address, credentials=credentials,
-                roster=lambda: file.now().texts, folder=run,
-                parties=parties, times=Times(answer=deadline, patience=patience), health=health, ready=ready,
-                sinks=(progress if form is Form.text else log_note,),
+            done = _served(
+                said, parties, address=address, credentials=credentials, roster=lambda: file.now().texts, folder=run,
+                times=Times(answer=deadline, patience=patience), health=health, ready=ready,
+                sinks=(progress if form is LogFormat.text else log_note,),
             )  # fmt: skip
         except KeyboardInterrupt:
             progress.close()
@@ -61,51 +69,66 @@ def serve_job(
         finally:
             progress.close()
         report = done.run.report(run / "report.html")
-    sys.stdout.write(f"ended: {done.reason}\nrun    {run}\nmodel  {run / 'model.safetensors'}\nreport {report}\n")
+    models = "".join(f"model  {path}\n" for path in sorted(run.glob("model*.safetensors")))
+    sys.stdout.write(f"ended: {done.reason}\nrun    {run}\n{models}report {report}\n")
+
+
+def _served(said: JobFile | RoleJob, parties: int | None, **settings: Any) -> Served | RolesServed:
+    """Serve a job of either kind."""
+    from atoll.job.roles import RoleJob
+
+    if isinstance(said, RoleJob):
+        from atoll.runtimes.network.server.serve_roles import serve_roles
+
+        return serve_roles(said, **settings)
+    from atoll.data import build
+    from atoll.runtimes.network.server.serve import serve
+
+    return serve(said.job, build(said.data, said.seed), said.seed, parties=parties, **settings)
 
 
 def join_job(
-    address: str, *, server: str, key: Path | None, policy: Path, folder: Path, insecure: str | None, form: Form
+    address: str, *, server: str, key: Path | None, policy: Path, folder: Path, insecure: str | None, form: LogFormat
 ) -> None:
     """Take part in a served job for as long as it lasts."""
-    from atoll.join import join
-    from atoll.runtimes.network.policy import Policy
-    from atoll.runtimes.network.roster import key_text, load_key, peer_of
-    from atoll.runtimes.network.tls import Insecure, PartySide
+    from atoll.runtimes.network.party.join import join
+    from atoll.runtimes.network.party.policy import Policy
+    from atoll.runtimes.network.trust.roster import key_text, peer_of
+    from atoll.runtimes.network.trust.tls import Insecure, PartyTLS
 
     with speaking(form) as say:
         _stop_kindly()
         limits = Policy.load(policy)
         if insecure:
-            credentials: Any = Insecure(insecure)
+            credentials: Insecure | PartyTLS = Insecure(insecure)
             name, known = insecure, ""
         else:
-            credentials = PartySide(_key(key, load_key), peer_of(server))
+            credentials = PartyTLS(_key(key), peer_of(server))
             name, known = credentials.member.name, key_text(credentials.server.key)
         try:
             why = join(address, credentials, name, limits, folder, server=known, say=lambda text: say("told", text))
         except KeyboardInterrupt:
-            say("stopped", "stopped; joining again with the same key and folder goes on")
+            say("stopped", "stopped; joining again with the same key and folder resumes")
             raise
         say("ended", f"ended: {why}", reason=why)
 
 
 def edge_of(
     parent: str, *, server: str, key: Path | None, policy: Path, folder: Path, address: str, roster: Path,
-    parties: int | None, first: int, form: Form,
+    parties: int | None, first: int, form: LogFormat,
 ) -> None:  # fmt: skip
     """Stand between a server and the parties of a roster for as long as the job lasts."""
-    from atoll.edge import Below, edge
-    from atoll.runtimes.network.policy import Policy
-    from atoll.runtimes.network.roster import RosterFile, key_text, load_key, peer_of
-    from atoll.runtimes.network.tls import PartySide, ServerSide
+    from atoll.runtimes.network.edge import Downstream, edge
+    from atoll.runtimes.network.party.policy import Policy
+    from atoll.runtimes.network.trust.roster import RosterFile, key_text, peer_of
+    from atoll.runtimes.network.trust.tls import PartyTLS, ServerTLS
 
     with overhearing(), speaking(form) as say:
         _stop_kindly()
         limits, file = Policy.load(policy), RosterFile(roster)
-        up = PartySide(_key(key, load_key), peer_of(server))
-        below = Below(
-            address, ServerSide(up.member, file),
+        up = PartyTLS(_key(key), peer_of(server))
+        below = Downstream(
+            address, ServerTLS(up.member, file),
             lambda: file.now().texts, parties, first,
         )  # fmt: skip
         why = edge(
@@ -116,13 +139,14 @@ def edge_of(
         say("ended", f"ended: {why}", reason=why)
 
 
-def _key(path: Path | None, load: Any) -> Any:
-    from atoll.catalogue import BadJob
+def _key(path: Path | None) -> NamedIdentity:
+    from atoll.job.catalogue import BadJob
+    from atoll.runtimes.network.trust.roster import load_key
 
     if path is None:
         raise BadJob("--key names the key of this side: atoll key new NAME makes one")
     try:
-        return load(path)
+        return load_key(path)
     except OSError as error:
         raise BadJob(str(error)) from None
 

@@ -11,9 +11,9 @@ TEMPLATE = """\
 name = "{name}"
 rounds = 50          # at most; see stop
 seed = 0             # of everything random: the same seed gives the same bits
-every = 1            # rounds between two evaluations
+eval_every = 1            # rounds between two evaluations
 
-# Whose data: a data set (atoll list data) and how it is dealt out (atoll list split, or by a key of the data).
+# Whose data: a data set (atoll list data) and how it is divided (atoll list split, or by a key of the data).
 # {hint}
 data = {{ use = "{data}", {options} }}
 
@@ -25,7 +25,7 @@ method = {{ use = "fedavg", model = {{ use = "{model}" }}, epochs = 1, batch = 1
 select = {{ use = "uniform", fraction = 0.5 }}
 
 # What happens to a party's vector before it leaves (atoll list stage), and how vectors become one (atoll list combine).
-stages = [{{ use = "weigh" }}]      # weigh: by examples; average: one party, one voice
+stages = [{{ use = "weigh" }}]      # weigh: by examples; average: each party counts equally
 combine = {{ use = "sum" }}
 
 # Who is there: {{ use = "flaky", probability = 0.8 }}, {{ use = "always", drop = 0.1 }} … (atoll list availability)
@@ -66,8 +66,9 @@ STARTS = {
 
 def new_job(name: str, data: str) -> None:
     """Write NAME.toml."""
-    from atoll.catalogue import BadJob, nearest
+    from atoll.core.errors import nearest
     from atoll.data import names
+    from atoll.job.catalogue import BadJob
 
     path = Path(f"{name.removesuffix('.toml')}.toml")
     name = path.stem

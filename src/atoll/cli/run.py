@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.effects import Note
-from atoll.jobfile import JobFile, from_table, load
+from atoll.job.file import JobFile, any_from_table, load_any
+from atoll.job.roles import RoleJob
 
 
 def run_job(
     job: str | None, overrides: list[str], out: Path | None, *, resume: Path | None, workers: int | None, loop: bool,
-    on: str | None, tensorboard: Path | None, mlflow: str | None,
+    protocols: bool, on: str | None, tensorboard: Path | None, mlflow: str | None,
 ) -> None:  # fmt: skip
-    """Run a job file, or go on with a run folder."""
-    from atoll.data import build
-    from atoll.journal.write import Unwritable
-    from atoll.run import Run
+    """Run a job file, or resume a run folder."""
+    from atoll.core.errors import Unwritable
 
-    train = _trainer(on, workers, loop)
     others = [*([job] if job else []), *(["--out"] if out else []), *overrides]
-    said = _resumed(resume, others) if resume else load(job or "digits", overrides)
+    said = _resumed(resume, others) if resume else load_any(job or "digits", overrides)
+    train = _roles_trainer(on, workers, loop) if isinstance(said, RoleJob) else _trainer(on, workers, loop, protocols)
     out = out or Path("runs")
     _writable(out if resume is None else resume, Unwritable)
-    data = build(said.data, said.seed)
-    progress = Progress(said.job.rounds)
+    work, rounds = _work(said, train)
+    progress = Progress(rounds)
     sinks: list[Any] = [progress]
     if tensorboard:
         from atoll.journal.sinks import tensorboard as to_tensorboard
@@ -38,7 +37,7 @@ def run_job(
 
         sinks.append(to_mlflow(mlflow))
     try:
-        run: Run = train(said.job, data, said.seed, out=out, resume=resume, sinks=tuple(sinks))
+        run = work(out=out, resume=resume, sinks=tuple(sinks))
     except KeyboardInterrupt:
         progress.close()
         folder = progress.folder or resume
@@ -53,35 +52,53 @@ def run_job(
     except OSError as reason:
         remedy = f"free some space, then: atoll report {run.folder}"
         raise Unwritable(f"cannot write {run.folder}/report.html: {reason.strerror}; {remedy}") from None
-    sys.stdout.write(
-        f"ended: {run.reason}\nrun    {run.folder}\nmodel  {run.folder / 'model.safetensors'}\nreport {report}\n"
-    )
+    models = "".join(f"model  {path}\n" for path in sorted(run.folder.glob("model*.safetensors")))
+    sys.stdout.write(f"ended: {run.reason}\nrun    {run.folder}\n{models}report {report}\n")
 
 
-def _trainer(on: str | None, workers: int | None, loop: bool) -> Callable[..., Any]:
+def _work(said: JobFile | RoleJob, train: Callable[..., Any]) -> tuple[Callable[..., Any], int]:
+    """Return what runs a job of either kind, given where to, and its number of rounds."""
+    if isinstance(said, RoleJob):
+        return partial(train, said), said.rounds
+    from atoll.data import build
+
+    return partial(train, said.job, build(said.data, said.seed), said.seed), said.job.rounds
+
+
+def _roles_trainer(on: str | None, workers: int | None, loop: bool) -> Callable[..., Any]:
+    from atoll.job.catalogue import BadJob
+    from atoll.runtimes.roles.simulate import simulate_roles
+
+    for option, given in (("--on", on is not None), ("--workers", workers is not None), ("--loop", loop)):
+        if given:
+            raise BadJob(f"{option} is for jobs with a method: a program with roles runs in one process, leave it out")
+    return simulate_roles
+
+
+def _trainer(on: str | None, workers: int | None, loop: bool, protocols: bool) -> Callable[..., Any]:
     """Return what trains: this machine, or the Ray cluster that --on names."""
-    from atoll.catalogue import BadJob
-    from atoll.run import on_ray, simulate
+    from atoll.job.catalogue import BadJob
+    from atoll.runtimes.run import on_ray, simulate
 
     if loop and workers:
         raise BadJob(f"--loop asks one party at a time, in this process: leave out --workers {workers}")
     if on is None:
-        return partial(simulate, workers=workers, loop=loop)
+        return partial(simulate, workers=workers, loop=loop, protocols=protocols)
     if on != "ray" and on.removeprefix("ray://") in ("", on):
         raise BadJob(f"--on {on}: say ray (a cluster of this machine), ray://auto or ray://HOST:PORT")
     if loop or workers == 0:
         raise BadJob(f"--on {on} is for many actors: leave out {'--loop' if loop else '--workers 0'}")
     address = {"ray": None, "ray://auto": "auto"}.get(on, on)
-    return partial(on_ray, workers=workers, address=address)
+    return partial(on_ray, workers=workers, address=address, protocols=protocols)
 
 
-def _resumed(folder: Path, others: list[str]) -> JobFile:
-    from atoll.catalogue import BadJob
-    from atoll.journal import read
+def _resumed(folder: Path, others: list[str]) -> JobFile | RoleJob:
+    from atoll.job.catalogue import BadJob
+    from atoll.journal import reopen
 
     if others:
-        raise BadJob(f"--resume goes on in {folder} with its job.toml as it is: leave out {others[0].split('=')[0]}")
-    return from_table(read(folder).job)
+        raise BadJob(f"--resume resumes {folder} with its job.toml as it is: leave out {others[0].split('=')[0]}")
+    return any_from_table(reopen(folder).job)
 
 
 def _writable(out: Path, error: type[OSError]) -> None:
@@ -104,12 +121,14 @@ class Progress:
         self._live: Any = None
         self._task: Any = None
         self._metrics: dict[str, float] = {}
+        self._better: tuple[str, ...] = ()
         self._said = 0.0
         self.folder: Path | None = None
 
     def __call__(self, note: Note) -> None:
         show: dict[str, Callable[[Any], None]] = {
-            "start": self._start, "resume": self._start, "look": self._look, "round": self._round, "folder": self._name,
+            "start": self._start, "resume": self._start, "evaluation": self._evaluate, "round": self._round,
+            "folder": self._name,
             "end": self._end,
         }  # fmt: skip
         if note.what in show:
@@ -120,12 +139,19 @@ class Progress:
 
     def _start(self, facts: Any) -> None:
         done = self._done = facts["round"]
+        self._better = tuple(facts.get("better", ()))
         if "job" in facts:
-            job = facts["job"]
-            self._stream.write(
-                f"{job['name']}: {job['method']['use']}, {facts['parties']} parties ({facts['cohort']} a round), "
-                f"{facts['parameters']:,} numbers each way, {job['rounds']} rounds\n"
-            )
+            from atoll.report.draw import count
+
+            job, many, rounds = facts["job"], count(facts["parties"], "party"), count(facts["job"]["rounds"], "round")
+            if "program" in job:
+                played = ", ".join(f"{role} = {name}" for role, name in job["roles"].items())
+                self._stream.write(f"{job['name']}: {job['program']['use']}, {played}, {rounds}\n")
+            else:
+                self._stream.write(
+                    f"{job['name']}: {job['method']['use']}, {many} ({facts['cohort']} a round), "
+                    f"{facts['parameters']:,} parameters sent and received per party, {rounds}\n"
+                )
         if self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -137,9 +163,10 @@ class Progress:
             self._task = self._live.add_task("", total=self._rounds, completed=done)
             self._live.start()
 
-    def _look(self, facts: Any) -> None:
-        shown = next(k for k in ("accuracy", "r2", "loss") if k in facts)
-        self._metrics[f"{facts['room']}.{shown}"] = facts[shown]
+    def _evaluate(self, facts: Any) -> None:
+        shown = next((name for name in ("accuracy", "r2", *self._better, "loss") if name in facts), None)
+        if shown is not None:
+            self._metrics[f"{facts['split']}.{shown}"] = facts[shown]
         self._show(live_only=True)
 
     def _round(self, facts: Any) -> None:
@@ -156,9 +183,9 @@ class Progress:
         words = "  ".join(f"{name} {value:.4f}" for name, value in self._metrics.items())
         if self._live:
             self._live.update(self._task, completed=self._done, description=words)
-        elif not live_only and time.monotonic() - self._said >= 1.0:
+        elif not live_only and (self._done or words) and time.monotonic() - self._said >= 1.0:
             self._said = time.monotonic()
-            self._stream.write(f"round {self._done}/{self._rounds}  {words}\n")
+            self._stream.write(f"round {self._done}/{self._rounds}  {words}".rstrip() + "\n")
             self._stream.flush()
 
     def close(self) -> None:

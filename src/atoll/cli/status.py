@@ -11,10 +11,42 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from atoll.runtimes.network.server.health import OpenQuestion
 
 LAST = 10  # rounds that say how long the next will take
 STOP = 60.0  # seconds that a server may take to end; a call may be on its way for a while
+
+
+class PartyStatus(TypedDict):
+    """Whether a party is connected, and how many seconds ago it was last heard of."""
+
+    connected: bool
+    seen: float | None
+
+
+class Rejections(TypedDict):
+    """How many messages of a party were rejected, and why the last one was."""
+
+    count: int
+    last: str
+
+
+class RunStatus(TypedDict):
+    """How a served run is doing."""
+
+    state: str
+    reason: str
+    round: int
+    rounds: int | None
+    seconds_left: float | None
+    epsilon: float | None
+    needed: int
+    parties: dict[str, PartyStatus]
+    questions: list[OpenQuestion]
+    rejected: dict[str, Rejections]
 
 
 def status_of(run: Path, as_json: bool) -> None:
@@ -25,8 +57,8 @@ def status_of(run: Path, as_json: bool) -> None:
 
 def stop_run(run: Path) -> None:
     """End a server and wait until it has ended; what it has done is kept."""
-    from atoll.catalogue import BadJob
-    from atoll.runtimes.network.watch import server_of
+    from atoll.job.catalogue import BadJob
+    from atoll.runtimes.network.server.monitor import server_of
 
     pid = server_of(run)
     if pid is None:
@@ -46,16 +78,18 @@ def stop_run(run: Path) -> None:
     sys.stdout.write(f"stopped; nothing is lost. Go on by serving the same job with --run {run}\n")
 
 
-def status(run: Path) -> dict[str, Any]:
+def status(run: Path) -> RunStatus:
     """Put together what the journal has, what the server said last, and whether it is running."""
+    from atoll.core.effects import number
     from atoll.journal import read
-    from atoll.runtimes.network.watch import last_said, server_of
+    from atoll.runtimes.network.server.monitor import last_said, server_of
 
     record = read(run)
     facts, said = record.facts, last_said(run)
     live = server_of(run) is not None
     rounds = [fact for fact in facts if fact["what"] == "round"]
-    done, planned = rounds[-1]["round"] if rounds else 0, record.job.get("rounds")
+    done, planned = int(number(rounds[-1], "round") or 0) if rounds else 0, record.job.get("rounds")
+    planned = planned if isinstance(planned, int) else None
     state, reason = _state(run, facts, said, live)
     if live and state == "running":
         done = said["round"]  # of the same moment as the questions
@@ -66,7 +100,7 @@ def status(run: Path) -> dict[str, Any]:
         "round": done,
         "rounds": planned,
         "seconds_left": round((planned - done) * pace, 1) if state == "running" and planned and pace else None,
-        "epsilon": next((f["epsilon"] for f in reversed(rounds) if "epsilon" in f), None),
+        "epsilon": next((number(f, "epsilon") for f in reversed(rounds) if "epsilon" in f), None),
         "needed": said.get("needed", 0) if live else 0,
         "parties": _parties(facts, said, live),
         "questions": said.get("questions", []) if live else [],
@@ -74,35 +108,38 @@ def status(run: Path) -> dict[str, Any]:
     }
 
 
-def _state(run: Path, facts: list[dict[str, Any]], said: Mapping[str, Any], live: bool) -> tuple[str, str]:
-    again = f"serve the same job with --run {run} to go on"
+def _state(run: Path, facts: list[dict[str, object]], said: Mapping[str, Any], live: bool) -> tuple[str, str]:
+    again = f"serve the same job with --run {run} to resume it" if said else f"atoll run --resume {run} resumes it"
     if live:
         return said.get("state", "running"), ""
     ended = next((str(f["reason"]) for f in reversed(facts) if f["what"] == "end"), None)
-    if said.get("state") == "failed":
-        return "failed", str(said.get("reason", ""))
     if ended is not None:
         return "finished", ended
+    if said.get("state") == "failed":
+        return "failed", str(said.get("reason", ""))
     if said.get("state") == "stopped":
         return "stopped", f"by hand; {again}"
     return "stopped", f"not running; {again}"
 
 
-def _pace(facts: list[dict[str, Any]]) -> float | None:
+def _pace(facts: list[dict[str, object]]) -> float | None:
     """Seconds of a round: the median of the last ones. A fact's time counts from the start of its server."""
+    from atoll.core.effects import number
+
     took, before = [], 0.0
     for fact in facts:
+        at = number(fact, "time") or 0.0
         if fact["what"] == "round":
-            took.append(fact["time"] - before)
+            took.append(at - before)
         if fact["what"] in ("start", "resume", "round"):
-            before = fact["time"]
+            before = at
     return statistics.median(took[-LAST:]) if took else None
 
 
-def _parties(facts: list[dict[str, Any]], said: Mapping[str, Any], live: bool) -> dict[str, dict[str, Any]]:
+def _parties(facts: list[dict[str, object]], said: Mapping[str, Any], live: bool) -> dict[str, PartyStatus]:
     """Who was ever there: connected now or not, and how many seconds ago it was last heard of."""
-    found: dict[str, dict[str, Any]] = {
-        fact["party"]: {"connected": False, "seen": None} for fact in facts if fact["what"] == "joined"
+    found: dict[str, PartyStatus] = {
+        str(fact["party"]): {"connected": False, "seen": None} for fact in facts if fact["what"] == "joined"
     }
     old = 0.0
     if "time" in said:
@@ -113,16 +150,16 @@ def _parties(facts: list[dict[str, Any]], said: Mapping[str, Any], live: bool) -
     return found
 
 
-def _rejected(facts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _rejected(facts: list[dict[str, object]]) -> dict[str, Rejections]:
+    found: dict[str, Rejections] = {}
     for fact in facts:
         if fact["what"] == "rejected":
-            count = found.get(fact["party"], {}).get("count", 0) + 1
-            found[fact["party"]] = {"count": count, "last": fact["why"]}
+            name = str(fact["party"])
+            found[name] = {"count": found[name]["count"] + 1 if name in found else 1, "last": str(fact["why"])}
     return found
 
 
-def in_words(said: Mapping[str, Any]) -> Iterator[str]:
+def in_words(said: RunStatus) -> Iterator[str]:
     """Say a status in lines for people."""
     connected = sum(party["connected"] for party in said["parties"].values())
     left = "" if said["seconds_left"] is None else f", about {lasts(said['seconds_left'])} to go"
@@ -139,7 +176,9 @@ def in_words(said: Mapping[str, Any]) -> Iterator[str]:
     for name, bad in said["rejected"].items():
         yield f"  rejected: {bad['count']} of {name}, the last: {bad['last']}"
     if said["epsilon"] is not None:
-        yield f"  ε {said['epsilon']:.3g} so far"
+        from atoll.privacy.account import in_epsilon
+
+        yield f"  ε {in_epsilon(said['epsilon'])} so far"
 
 
 def lasts(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Combine: how a cohort's vectors become one. A combine knows vectors and the order of talk, never data."""
+"""Combine: how a cohort's vectors become one. A combine knows vectors and its message protocol, never data."""
 
 from atoll.combine.buffered import Buffered
 from atoll.combine.each import Each, Sum

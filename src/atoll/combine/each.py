@@ -7,69 +7,117 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.combine.layouts import contribute
 from atoll.core.effects import Cohort, ask
-from atoll.core.wire import Gather, Gathered, Mismatch, Question, Rule, Wire
+from atoll.core.question import Layout, Question
+from atoll.core.tree import Tree
+from atoll.core.wire import Combine, Gather, Gathered, Mismatch, Rule, Setting, Wire
+from atoll.core.world import World
 
-ONE_MACHINE = "nothing: this is a simulation in one machine"
+
+def network_sees(world: World) -> str:
+    """Say what whoever watches the network learns."""
+    if world.secret:
+        return "ciphertext of mutual TLS: who talks to the server, how many bytes and when, not what"
+    return "nothing: all parties are on this machine"
 
 
-def plainly(wire: Wire) -> Mapping[str, str]:
-    """Say who sees what when vectors go to the server as they are."""
+def one_vector(wire: Wire) -> str:
+    """Say what one party's vector is, as it is sent."""
     bound = f", no longer than {wire.l2:g}" if wire.l2 is not None else ""
-    noisy = " with noise of its own" if any(event.where == "local" for event in wire.noise) else ""
-    return {
-        "server": f"each party's vector{noisy}{bound}, one by one",
-        "other parties": "the shared model only",
-        "network": ONE_MACHINE,
-    }
+    noisy = " with noise of its own" if wire.noised("local") else ""
+    return f"each party's vector{noisy}{bound}, one by one"
+
+
+def plainly(wire: Wire, world: World) -> Mapping[str, str]:
+    """Say who sees what when vectors go to the server as they are."""
+    return {"server": one_vector(wire), "other parties": "the shared model only", "network": network_sees(world)}
 
 
 @dataclass(frozen=True)
-class Sum:
-    """Add the vectors up as they come in; memory does not grow with the cohort. Reveals each vector to the server."""
+class Sum(Combine):
+    """Add the vectors as they arrive; memory does not grow with the cohort.
 
-    def seen(self, wire: Wire) -> Mapping[str, str]:
-        return plainly(wire)
+    Reveals: each vector to the server.
 
-    def __call__(self, wire: Wire) -> Gather:
-        if any(event.where == "distributed" for event in wire.noise):
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_combine
+        >>> check_combine(atoll.Sum())
+    """
+
+    def check(self, wire: Wire) -> None:
+        if wire.noised("distributed"):
             raise Mismatch("one party's share of distributed noise hides nothing: combine with SecureSum()")
 
-        async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
-            replies = await ask(cohort, "contribute", question, enough=enough, fold=("vector",))
+    def gather(self, wire: Wire, setting: Setting) -> Gather:
+        self.check(wire)
+
+        async def gather(cohort: Cohort, question: Tree, goal: int | None) -> Gathered:
+            replies = await ask(cohort, f"{setting.phase}/contribute", question, goal=goal, fold=("vector",))
             # Where nobody answered there is no sum, and nobody asks for it.
-            return Gathered(replies.sums.get("vector", np.zeros(wire.size, wire.dtype)), replies)
+            return Gathered(replies.sums.get("vector", np.zeros(wire.row.size, wire.row.dtype)), replies)
 
         return gather
 
+    def questions(self, wire: Wire, setting: Setting, body: Layout, parties: int) -> tuple[Question, ...]:
+        return (contribute(wire, setting, body, one_vector(wire)),)
+
+    def seen(self, wire: Wire, world: World) -> Mapping[str, str]:
+        return plainly(wire, world)
+
 
 @dataclass(frozen=True)
-class Each:
-    """Apply a rule to all vectors at once (median, trimmed mean). Needs: every row in memory, real and unweighted."""
+class Each(Combine):
+    """Apply a rule to all vectors of a cohort, such as the median or the trimmed mean.
+
+    Needs: real vectors without weights and without noise; memory for all vectors of a cohort.
+    Reveals: each vector to the server.
+
+    Args:
+        rule: a function from a matrix with one row for each party to one vector: `Mean()`, `Median()`, `TrimmedMean()`.
+
+    Example:
+        >>> import atoll
+        >>> channel = atoll.Channel([atoll.Average()], atoll.Each(atoll.Median()))
+        >>> channel.combine
+        Each(rule=Median())
+    """
 
     rule: Rule
 
-    def seen(self, wire: Wire) -> Mapping[str, str]:
-        return plainly(wire)
-
-    def __call__(self, wire: Wire) -> Gather:
-        name = type(self.rule).__name__
+    def check(self, wire: Wire) -> None:
+        name, least = type(self.rule).__name__, self.rule.min_rows
         if wire.weighted:
-            raise Mismatch(f"{name} gives every party one voice: use Average() instead of Weigh()")
-        least = getattr(self.rule, "least", 1)
-        if wire.cohort < least:
-            few = f"a round has about {wire.cohort}"
+            raise Mismatch(f"{name} counts every party equally: use Average() instead of Weigh()")
+        if wire.total.cohort < least:
+            few = f"a round has about {wire.total.cohort}"
             raise Mismatch(f"{self.rule} needs {least} answers or more, {few}: select more parties")
         if wire.ring is not None:
             raise Mismatch(f"{name} needs real vectors: take out the stage that makes integers of them")
         if wire.noise:
             raise Mismatch(f"{name} is not a sum, so the noise would not be calibrated: use Sum(), or no noise")
 
-        async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
-            replies = await ask(cohort, "contribute", question, enough=enough)
+    @property
+    def holds_rows(self) -> bool:
+        return True
+
+    def gather(self, wire: Wire, setting: Setting) -> Gather:
+        self.check(wire)
+
+        async def gather(cohort: Cohort, question: Tree, goal: int | None) -> Gathered:
+            replies = await ask(cohort, f"{setting.phase}/contribute", question, goal=goal)
             if not len(replies):
-                return Gathered(np.zeros(wire.size, wire.dtype), replies)
-            # What stands for the sum of n rows is n times what stands for one.
-            return Gathered(self.rule(replies.each["vector"]) * len(replies), replies)
+                return Gathered(np.zeros(wire.row.size, wire.row.dtype), replies)
+            # What stands for the sum of n rows is n times what stands for one; numbers beside the vector are averaged.
+            rows, end = replies.each["vector"], wire.row.size - wire.row.aux
+            one = np.concatenate([self.rule(rows[:, :end]), rows[:, end:].mean(0)]) if wire.row.aux else self.rule(rows)
+            return Gathered(one * len(replies), replies)
 
         return gather
+
+    def questions(self, wire: Wire, setting: Setting, body: Layout, parties: int) -> tuple[Question, ...]:
+        return (contribute(wire, setting, body, one_vector(wire)),)
+
+    def seen(self, wire: Wire, world: World) -> Mapping[str, str]:
+        return plainly(wire, world)

@@ -3,250 +3,245 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from hashlib import sha256
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atoll.combine.hidden import LEAST, bits_of, check, fingerprint, gather_hidden, server_sees
-from atoll.combine.talk import Dialogue, Sitting, Train, Unopened, closed
-from atoll.core.effects import Cohort, Replies, ask, note
+from atoll.combine import layouts, protocol
+from atoll.combine.hidden import LEAST, SIMULATED, bits_of, check_ring, gather_in_clear, hidden_seen
+from atoll.combine.protocol import PartySession, SumExchange
+from atoll.core.effects import Cohort
+from atoll.core.question import Exposure, Layout, Question
 from atoll.core.tree import Array, Tree
-from atoll.core.wire import Gather, Gathered, Mismatch, Question, Wire
-from atoll.crypto.keys import packed
-from atoll.crypto.secagg.policy import Abort
-
-if TYPE_CHECKING:
-    from atoll.crypto.additive import Scheme, Sealer
-    from atoll.crypto.holders import Table, Terms
+from atoll.core.wire import ClientSide, Combine, Gather, Gathered, Mismatch, Setting, Train, Wire
+from atoll.core.world import World
+from atoll.crypto import additive, holders
+from atoll.crypto.additive import Scheme, Sealer
+from atoll.crypto.ckks import BYTES, SLOTS
+from atoll.crypto.holders import Holder, KeyRequest, KeyRules, SumToOpen
+from atoll.crypto.keys import Abort, packed, refuse_if
+from atoll.crypto.records import encode
+from atoll.crypto.terms import SESSION, Terms
 
 SCHEMES = ("paillier", "ckks")
-
-
-@dataclass(frozen=True)
-class EncryptedSum:
-    """Add vectors under encryption; a key holder that is not the server opens the sum. Needs: a ring.
-
-    "paillier" (`bits` 2048 or 3072, packed) or "ckks" (extra `ckks`). The first parties by number hold the key: with
-    `holders` above 1 a Paillier key is shared, and all of them must take part in opening. A key lives for one round. A
-    simulation adds the integers up, which gives the same bits, and says so; `real` encrypts, adds and decrypts in this
-    process.
-    """
-
-    scheme: str = "paillier"
-    bits: int = 2048
-    holders: int = 1
-    real: bool = False
-
-    def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
-            raise ValueError(f"EncryptedSum(scheme={self.scheme!r}): 'paillier' or 'ckks'")
-        if self.bits not in (2048, 3072):
-            raise ValueError(f"EncryptedSum(bits={self.bits}): keys have 2048 or 3072 bits")
-        if self.holders < 1:
-            raise ValueError(f"EncryptedSum(holders={self.holders}): somebody must hold the key, 1 or more")
-        if self.scheme == "ckks" and self.holders > 1:
-            raise ValueError(f"EncryptedSum(holders={self.holders}): a CKKS key has one holder; share a Paillier key")
-
-    def seen(self, wire: Wire) -> Mapping[str, str]:
-        simulated = "" if self.real else " (simulated: the same integers are added up in the clear)"
-        holder = "the key holder" if self.holders == 1 else f"the {self.holders} key holders together"
-        return {
-            **server_sees(wire, LEAST, self.real),
-            "server": f"ciphertexts, and from {holder} the opened sum{simulated}",
-            "key holder": "the sum, never a vector" if self.holders == 1 else "the encrypted sum, never a vector",
-            "against": "a semi-honest server and semi-honest key holders that do not work together",
-            "assuming": "the key holder is not the server; " + _ASSUMING[self.scheme],
-            "not promised": "anything against a server that lies: it could pass one party's ciphertext off as a sum; "
-            "use SecureSum() there",
-        }
-
-    def __call__(self, wire: Wire) -> Gather:
-        check(wire, "EncryptedSum()")
-        if self.scheme == "ckks" and bits_of(wire) > 44:
-            raise Mismatch(
-                "EncryptedSum(scheme='ckks') is exact up to 44 bits, which the sum does not fit: fewer Ring bits"
-            )
-        if self.scheme == "ckks" and self.real and find_spec("tenseal") is None:
-            raise Mismatch("EncryptedSum(scheme='ckks') needs TenSEAL: pip install 'atoll[ckks]'")
-        if self.holders > wire.cohort:
-            raise Mismatch(f"EncryptedSum(holders={self.holders}): a round has about {wire.cohort} parties, take fewer")
-        return gather_hidden(wire, lambda n: LEAST, partial(self._protocol, wire) if self.real else None)
-
-    def holding(self, parties: Iterable[int]) -> tuple[int, ...]:
-        """Say who of these holds the key: the first by number."""
-        return tuple(sorted(parties)[: self.holders])
-
-    def needs(self, wire: Wire, parties: int) -> dict[str, tuple[int, int]]:
-        """Say how many bytes each message of a party, and the one it answers, have at most, by the question."""
-        from atoll.crypto.holders import message_sizes
-
-        sizes = message_sizes(self._scheme(_value(wire), parties, wire.size), self.holders, parties)
-        # The first is the one that comes with the model.
-        return {f"encrypted.{step}": sizes[step] for step in sorted(sizes, key=lambda step: step != "seal")}
-
-    def talk(self, wire: Wire, keys: Callable[[], Mapping[int, bytes]], schema: bytes) -> Gather:
-        """Ask real parties; `keys` are those they sign with. Every start of a server is a session of its own."""
-        from atoll.crypto.holders import Terms
-
-        session, least = secrets.token_bytes(16), max(LEAST, wire.floor)
-
-        async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
-            known = keys()
-            table = self._table(known, _value(wire), wire.size, schema, least)
-            ids = [who for who in cohort.tolist() if who in known]
-            terms = Terms(session, int(question["t"]), ids, fingerprint(question), table.form)
-            try:
-                table.check_terms(terms, terms.t)
-                total, among, facts = await _Round(table, terms, question).lead(enough)
-            except (Abort, Unopened) as reason:
-                return closed(wire, least, str(reason))
-            facts |= {"lost": lost} if (lost := len(cohort) - len(among)) else {}
-            return Gathered(total.astype(wire.dtype), Replies(np.array(among, np.int64), facts=facts))
-
-        return gather
-
-    def party(self, sitting: Sitting) -> Dialogue:
-        """Sit down to encrypted sums."""
-        least = max(sitting.least, sitting.floor)
-        table = self._table(sitting.keys, sitting.value, sitting.size, sitting.schema, least)
-        return EncryptedParty(table, sitting)
-
-    def _table(self, keys: Mapping[int, bytes], value: int, size: int, schema: bytes, least: int) -> Table:
-        from atoll.crypto.holders import PROTOCOL, Table
-
-        form = sha256(packed(PROTOCOL, schema, self.scheme, self.bits, self.holders, value, size)).digest()
-        return Table(keys, self.holding(keys), form, least, lambda room: self._scheme(value, room, size))
-
-    def _scheme(self, value: int, room: int, size: int) -> Scheme:
-        from atoll.crypto import additive
-
-        if self.scheme == "ckks":
-            return additive.Ckks(value, size)
-        return additive.Paillier(self.bits, self.holders, value, room, size)
-
-    def _protocol(
-        self, wire: Wire, rows: Array, sent: Cohort, asked: Cohort, question: Question
-    ) -> tuple[Array, dict[str, Any]]:
-        """Encrypt, add and open in one process."""
-        n, scheme = len(rows), self._scheme(_value(wire), len(asked), wire.size)
-        mine, shares = scheme.new()
-        with closing(mine), closing(scheme.sealer(mine.public)) as sealer:
-            sealed = [sealer.encrypt(row.astype(np.int64)) for row in rows]
-            for one in sealed:
-                sealer.add(one)
-            openers = [mine, *(scheme.opener(share) for share in shares)]
-            opened = [opener.open(sealer.total(), n) for opener in openers]
-            return sealer.read(opened, n), {"protocol_bytes": float(len(sealed[0]))}
-
-    def bytes(self, wire: Wire) -> int:
-        if self.scheme == "ckks":
-            from atoll.crypto.ckks import BYTES, SLOTS
-
-            return -(-wire.size // SLOTS) * BYTES
-        return self._scheme(_value(wire), wire.most, wire.size).sizes[1]
-
-
-def _value(wire: Wire) -> int:
-    """Bits of one number, with its sign."""
-    return int(wire.peak).bit_length() + 1
-
-
 _ASSUMING = {
     "paillier": "deciding residues modulo n² is hard, with short exponents (Damgård, Jurik, Nielsen)",
     "ckks": "learning with errors is hard; sums are rounded to a grid, so they tell nothing of the key",
 }
 
 
-class _Round:
+@dataclass(frozen=True)
+class EncryptedSum(Combine):
+    """Add vectors under homomorphic encryption; a key holder that is not the server decrypts the sum.
+
+    The first parties by number hold the key, a new one for each round. A simulation adds the integers directly, which
+    gives the same bits, and says so.
+
+    Needs: a ring; a server and key holders that follow the protocol and do not collude.
+    Reveals: the sum and who took part to the server; the sum to a single key holder.
+
+    Args:
+        scheme: "paillier" (packed, the default) or "ckks" (`pip install 'atoll[ckks]'`).
+        bits: length of a Paillier key in bits, 2048 or 3072. Default 2048.
+        key_holders: parties that share a Paillier key, 1 or more; all of them are needed to decrypt. Default 1.
+
+    Example:
+        >>> import atoll
+        >>> atoll.EncryptedSum(key_holders=2).holders(range(10))
+        (0, 1)
+    """
+
+    scheme: str = "paillier"
+    bits: int = 2048
+    key_holders: int = 1
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise ValueError(f"EncryptedSum(scheme={self.scheme!r}): 'paillier' or 'ckks'")
+        if self.bits not in (2048, 3072):
+            raise ValueError(f"EncryptedSum(bits={self.bits}): keys have 2048 or 3072 bits")
+        if self.key_holders < 1:
+            raise ValueError(f"EncryptedSum(key_holders={self.key_holders}): somebody must hold the key, 1 or more")
+        if self.scheme == "ckks" and self.key_holders > 1:
+            raise ValueError(
+                f"EncryptedSum(key_holders={self.key_holders}): a CKKS key has one holder; share a Paillier key"
+            )
+
+    @property
+    def hidden(self) -> bool:
+        return True
+
+    def check(self, wire: Wire) -> None:
+        check_ring(wire, "EncryptedSum()")
+        if self.scheme == "ckks" and bits_of(wire) > 44:
+            raise Mismatch(
+                "EncryptedSum(scheme='ckks') is exact up to 44 bits, which the sum does not fit: fewer Ring bits"
+            )
+        if self.key_holders > wire.total.cohort:
+            few = f"a round has about {wire.total.cohort} parties, take fewer"
+            raise Mismatch(f"EncryptedSum(key_holders={self.key_holders}): {few}")
+
+    def min_cohort(self, wire: Wire) -> int:
+        return max(wire.total.min_cohort, LEAST)
+
+    def holders(self, parties: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(parties)[: self.key_holders])
+
+    def bytes(self, wire: Wire) -> int:
+        if self.scheme == "ckks":
+            return -(-wire.row.size // SLOTS) * BYTES
+        return self._scheme(wire, wire.total.max_cohort).sizes[1]
+
+    def seen(self, wire: Wire, world: World) -> Mapping[str, str]:
+        alone = self.key_holders == 1
+        holder = "the key holder" if alone else f"the {self.key_holders} key holders together"
+        lies = (
+            "anything against a server that lies: it could pass one party's ciphertext off as a sum; use SecureSum() "
+            "there"
+        )
+        return {
+            **hidden_seen(wire, world, LEAST, lies),
+            "server": f"ciphertexts, and from {holder} the opened sum{SIMULATED if world.shortcut else ''}",
+            "key holder": "the sum, never a vector" if alone else "the encrypted sum, never a vector",
+            "against": "a semi-honest server and semi-honest key holders that do not work together",
+            "assuming": "the key holder is not the server; " + _ASSUMING[self.scheme],
+        }
+
+    def questions(self, wire: Wire, setting: Setting, body: Layout, parties: int) -> tuple[Question, ...]:
+        if setting.world.shortcut:
+            return (layouts.contribute(wire, setting, body, f"the sum of the vectors{SIMULATED}"),)
+        sizes = holders.message_sizes(self._scheme(wire, parties), self.key_holders, parties)
+        reveals = self._reveals(wire)
+        found = []
+        for step in holders.STEPS if self.key_holders > 1 else holders.STEPS[1:]:
+            asks = body if step == "seal" else None
+            form: Exposure = "sealed" if step == "seal" else "nothing"
+            found.append(layouts.step(setting, f"encrypted.{step}", asks, sizes[step], reveals[step], form))
+        return tuple(found)
+
+    def gather(self, wire: Wire, setting: Setting) -> Gather:
+        self.check(wire)
+        if setting.world.shortcut:
+            return gather_in_clear(wire, setting, lambda n: LEAST)
+        self._check_installed()
+        # Every start of a server is a session of its own: a round that was cut short is done again with a new key.
+        session, least = secrets.token_bytes(SESSION), max(LEAST, wire.total.min_cohort)
+
+        async def gather(cohort: Cohort, question: Tree, goal: int | None) -> Gathered:
+            rules = self.rules(wire, setting)
+            ids = [who for who in cohort.tolist() if who in rules.agreed.members]
+            exchange = SumExchange(setting, "encrypted", len(ids))
+            try:
+                terms = rules.agreed.terms(session, int(question["t"]), ids, protocol.fingerprint(question))
+                rules.agreed.check(terms, terms.t)
+                total, among = await _Leader(rules, terms, exchange).lead(question, goal)
+            except Abort as reason:
+                return protocol.closed(wire, least, reason)
+            return protocol.opened(total, among, wire, exchange.facts(len(cohort), len(among)))
+
+        return gather
+
+    def client(self, wire: Wire, setting: Setting, session: PartySession) -> ClientSide | None:
+        if setting.world.shortcut:
+            return None
+        self._check_installed()
+        return EncryptedParty(self, wire, setting, session)
+
+    def rules(self, wire: Wire, setting: Setting, session: PartySession | None = None) -> KeyRules:
+        """Put together what a party, or the server, knows of a sum by itself."""
+        least = max(LEAST, wire.total.min_cohort, session.min_cohort if session else 0)
+        how = packed("encrypted", self.scheme, self.bits, self.key_holders)
+        mine = protocol.agreed(
+            setting, wire, how, holders=self.key_holders, min_cohort=least, session=session
+        )  # fmt: skip
+        return KeyRules(mine, mine.always, lambda room: self._scheme(wire, room))
+
+    def _scheme(self, wire: Wire, room: int) -> Scheme:
+        value = int(wire.need_ring("EncryptedSum()").value_bound).bit_length() + 1  # bits of one number, with its sign
+        if self.scheme == "ckks":
+            return additive.CkksScheme(value, wire.row.size)
+        return additive.PaillierScheme(self.bits, self.key_holders, value, room, wire.row.size)
+
+    def _check_installed(self) -> None:
+        if self.scheme == "ckks" and find_spec("tenseal") is None:
+            raise Mismatch("EncryptedSum(scheme='ckks') needs TenSEAL: pip install 'atoll[ckks]'")
+
+    def _reveals(self, wire: Wire) -> Mapping[str, Mapping[str, str]]:
+        opened = f"the sum of at least {self.min_cohort(wire)} vectors"
+        if self.key_holders > 1:
+            opened = f"one of {self.key_holders} parts, which together open {opened}"
+        return {
+            "meet": {"server": "that the key holder is there; a fresh public key", "other parties": "the same"},
+            "key": {"server": "the public key of this round", "other parties": "the same"},
+            "seal": {"server": "one ciphertext, for which it has no key", "key holder": "nothing but the sum"},
+            "open": {"server": opened},
+        }
+
+
+class _Leader:
     """The server's side of one round: a key from its holders, ciphertexts from the cohort, their sum to the holders."""
 
-    def __init__(self, table: Table, terms: Terms, question: Question) -> None:
-        self._table, self._terms, self._question = table, terms, question
-        self._facts: dict[str, Any] = {"seconds": 0.0}
+    def __init__(self, rules: KeyRules, terms: Terms, exchange: SumExchange) -> None:
+        self._rules, self._terms, self._exchange = rules, terms, exchange
 
-    async def lead(self, enough: int | None) -> tuple[Array, list[int], dict[str, Any]]:
-        """Return the sum, who is in it, and what the runtime measured."""
-        from atoll.crypto import holders
-
-        table, terms = self._table, self._terms
-        first, others = table.holders[0], table.holders[1:]
-        adverts = await self._all("meet", dict.fromkeys(others, holders.encode(terms)))
-        made = await self._all("key", {first: holders.encode(holders.Ask(terms, sorted(adverts.items())))})
+    async def lead(self, question: Tree, goal: int | None) -> tuple[Array, list[int]]:
+        """Return the sum and who is in it."""
+        rules, terms, least = self._rules, self._terms, self._rules.agreed.min_cohort
+        first, others = rules.holders[0], rules.holders[1:]
+        adverts = await self._all("meet", dict.fromkeys(others, encode(terms)))
+        made = await self._all("key", {first: encode(KeyRequest(terms, sorted(adverts.items())))})
         with holders.doubts():
-            dealt = table.dealt(made[first], terms)
-            sealer = table.sealer(dealt.key)
+            dealt = rules.dealt(made[first], terms)
+            sealer = rules.sealer(dealt.key)
         with closing(sealer):
-            message = dict.fromkeys(terms.cohort, holders.encode(dealt.key))
-            enough = None if enough is None else max(enough, table.least)
-            answers = await self._ask("seal", message, self._question, enough)
+            message = dict.fromkeys(terms.cohort, encode(dealt.key))
+            goal = None if goal is None else max(goal, least)
+            answers = await self._exchange.ask("seal", message, question, goal)
             among = [who for who, sealed in answers.items() if await self._added(sealer, who, sealed)]
-            if len(among) < table.least:
-                raise Unopened(f"{len(among)} vectors came, {table.least} are needed")
+            refuse_if(len(among) < least, f"{len(among)} vectors came, {least} are needed", Abort)
             boxes, total = dict(dealt.boxes), sealer.total()
-            sums = {
-                who: holders.encode(holders.Total(dealt.key, among, total, boxes.get(who, b"")))
-                for who in table.holders
-            }
+            sums = {who: encode(SumToOpen(dealt.key, among, total, boxes.get(who, b""))) for who in rules.holders}
             opened = await self._all("open", sums)
             with holders.doubts():
-                return sealer.read([opened[who] for who in table.holders], len(among)), among, self._facts
+                return sealer.read([opened[who] for who in rules.holders], len(among)), among
 
     async def _added(self, sealer: Sealer, who: int, sealed: bytes) -> bool:
-        from atoll.crypto.holders import doubts
-
         try:
-            with doubts():
+            with holders.doubts():
                 sealer.add(sealed)
         except Abort as fault:
-            await note("rejected", number=who, reason="encrypted", why=str(fault))
+            await self._exchange.reject(who, fault)
             return False
         return True
 
     async def _all(self, step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         """Ask holders: without one of them there is no sum."""
-        answers = await self._ask(step, messages, {"t": self._terms.t}, None) if messages else {}
-        if away := sorted(messages.keys() - answers.keys()):
-            raise Unopened(f"party {away[0]}, who holds the key, is away or declined")
+        answers = await self._exchange.ask(step, messages, {"t": self._terms.t}) if messages else {}
+        away = sorted(messages.keys() - answers.keys())
+        refuse_if(bool(away), f"party {min(away, default=0)}, who holds the key, is away or declined", Abort)
         return answers
 
-    async def _ask(
-        self, step: str, messages: Mapping[int, bytes], body: Question, enough: int | None
-    ) -> dict[int, bytes]:
-        each = {who: {"message": np.frombuffer(message, np.uint8)} for who, message in messages.items()}
-        to = np.array(sorted(messages), np.int64)
-        replies = await ask(to, f"encrypted.{step}", body, enough=enough, each=each)
-        self._facts["seconds"] += replies.facts.get("seconds", 0.0)
-        self._facts |= {name: replies.facts[name] for name in ("elapsed",) if name in replies.facts}
-        found = list(zip(replies.parties.tolist(), replies.each.get("message", ()), strict=True))
-        return {who: message.tobytes() for who, message in found[:enough]}
 
+class EncryptedParty(ClientSide):
+    """One party of encrypted sums, round after round; it may be a holder, too."""
 
-class EncryptedParty:
-    """One real party of encrypted sums, round after round; it may be a holder, too."""
+    def __init__(self, how: EncryptedSum, wire: Wire, setting: Setting, session: PartySession) -> None:
+        self._how, self._wire, self._setting, self._session = how, wire, setting, session
+        self._holder = Holder(session.me, session.identity, session.spent)
 
-    def __init__(self, table: Table, sitting: Sitting) -> None:
-        from atoll.crypto.holders import Holder
-        from atoll.crypto.secagg import Spent
-
-        self._table, self._me = table, sitting.me
-        self._holder = Holder(sitting.me, sitting.identity, table, Spent(sitting.folder))
-
-    def answer(self, step: str, body: Tree, train: Train) -> bytes:
-        from atoll.crypto.holders import doubts
-
-        message, t = np.asarray(body["message"]).tobytes(), int(body["t"])
+    def answer(self, step: str, body: Tree, train: Train) -> Tree:
+        message, t = protocol.message_of(body), int(body["t"])
+        step = protocol.read_step("encrypted", holders.STEPS, step)
+        rules = self._how.rules(self._wire, self._setting, self._session)
         if step != "seal":
-            return self._holder.answer(step, message, t)
-        question = {name: leaf for name, leaf in body.items() if name != "message"}
-        with doubts():
-            sealer = self._table.sealer(self._table.key_for(self._me, message, t, fingerprint(question)))
+            return protocol.said(self._holder.answer(rules, step, message, t))
+        question = protocol.question_of(body)
+        with holders.doubts():
+            sealer = rules.sealer(rules.key_for(self._session.me, message, t, protocol.fingerprint(question)))
         with closing(sealer):
-            row = train(question)
-            with doubts():
-                return sealer.encrypt(row.view(np.int32 if row.itemsize == 4 else np.int64).astype(np.int64))
+            row = protocol.around_zero(np.asarray(train(question)))
+            with holders.doubts():
+                return protocol.said(sealer.encrypt(row))

@@ -3,172 +3,195 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import MsgspecError, msgpack
 
-from atoll.combine.hidden import check, fingerprint, gather_hidden, server_sees
-from atoll.combine.talk import TERMS, Dialogue, Sitting, Train, Unopened, closed, converse
-from atoll.core.effects import Cohort, Replies
+from atoll.combine import layouts, protocol
+from atoll.combine.hidden import LEAST, SIMULATED, check_ring, gather_in_clear, hidden_seen
+from atoll.combine.protocol import FRAME, PartySession, SumExchange
+from atoll.core.effects import Cohort
+from atoll.core.question import Exposure, Layout, Question
 from atoll.core.tree import Array, Tree
-from atoll.core.wire import Gather, Gathered, Mismatch, Question, Wire
-from atoll.crypto.keys import refuse_if
-from atoll.crypto.secagg.policy import Abort
+from atoll.core.wire import ClientSide, Combine, Gather, Gathered, Mismatch, Setting, Train, Wire
+from atoll.core.world import World
+from atoll.crypto import field, records
+from atoll.crypto.keys import KEY, NONCE, SIGNATURE, TAG, Abort, Refused, packed, refuse_if
+from atoll.crypto.light import STEPS, Light, LightClient, LightServer
+from atoll.crypto.terms import SESSION, Agreement, Terms, max_bytes
 
-if TYPE_CHECKING:
-    from atoll.crypto.light import Client, Light
+_REVEALS: Mapping[str, Mapping[str, str]] = {
+    "advertise": {"server": "that the party takes part; a fresh public key", "other parties": "the same"},
+    "share": {
+        "server": "nothing: shares are encrypted for other parties",
+        "other parties": "one coded share of a mask, which alone tells nothing",
+    },
+    "upload": {"server": "one masked vector: nothing of it without the others' shares of its mask"},
+    "recover": {"server": "a sum of shares that opens the sum of those who took part, and no vector of one party"},
+}
 
 
 @dataclass(frozen=True)
-class LightSum:
-    """Learn the sum through one coded mask a party (LightSecAgg, So et al. 2022): against a semi-honest server.
+class LightSum(Combine):
+    """Learn the sum through one coded mask for each party (LightSecAgg, So et al. 2022), against a semi-honest server.
 
-    `privacy` is the fraction of the parties that may tell the server all they know, `target` the fraction that must
-    stay to the end. The server's work does not depend on how many drop out. Needs: a ring whose sums fit 30 bits.
+    The server's work does not depend on how many parties drop out. A simulation adds the integers directly, which gives
+    the same bits, and says so.
+
+    Needs: a ring whose sums fit 30 bits and a sign, and the other parties' keys from a source that is not the server.
+    Reveals: the sum and who took part to the server; nothing of a single vector.
+
+    Args:
+        privacy: fraction of the cohort that may collude with the server, above 0. Default 0.5.
+        target: fraction of the cohort that must stay to the end, above `privacy`, at most 1. Default 0.7.
+
+    Example:
+        >>> import atoll
+        >>> atoll.LightSum(privacy=0.3, target=0.6).counts(20)  # parties that may collude, parties that must stay
+        (6, 12)
     """
 
     privacy: float = 0.5
     target: float = 0.7
-    real: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.privacy < self.target <= 1:
             raise ValueError(f"LightSum(privacy={self.privacy}, target={self.target}): fractions, privacy below target")
+
+    @property
+    def hidden(self) -> bool:
+        return True
 
     def counts(self, n: int) -> tuple[int, int]:
         """How many of n may collude, and how many must stay."""
         privacy = max(floor(self.privacy * n + 1e-9), 1)
         return privacy, max(floor(self.target * n + 1e-9), privacy + 2)
 
-    def seen(self, wire: Wire) -> Mapping[str, str]:
-        colluding, least = self.counts(wire.cohort)
-        return {
-            **server_sees(wire, least, self.real),
-            "against": f"a semi-honest server (it follows the protocol) and {colluding} parties that tell it all",
-            "assuming": "parties know each other's keys from elsewhere than the server; X25519, Ed25519, AES-256",
-            "not promised": "anything against a server that lies: use SecureSum() there",
-        }
-
-    def __call__(self, wire: Wire) -> Gather:
-        check(wire, "LightSum()")
-        if self.counts(wire.cohort)[1] > wire.cohort:
-            raise Mismatch(f"LightSum() of {wire.cohort} parties needs {self.counts(wire.cohort)[1]}: select more")
-        if wire.span >= 2**30 - 1:
+    def check(self, wire: Wire) -> None:
+        check_ring(wire, "LightSum()")
+        cohort = wire.total.cohort
+        if self.counts(cohort)[1] > cohort:
+            raise Mismatch(f"LightSum() of {cohort} parties needs {self.counts(cohort)[1]}: select more")
+        if wire.need_ring("LightSum()").sum_bound >= 2**30 - 1:
             raise Mismatch(
                 "LightSum() adds in a field of 31 bits, which the sum does not fit: use Ring(bits=…) with fewer"
             )
-        return gather_hidden(wire, lambda n: self.counts(n)[1], self._protocol if self.real else None)
 
-    def needs(self, wire: Wire, parties: int) -> dict[str, tuple[int, int]]:
-        """Say how many bytes each message of a party, and the one it answers, have at most, by the question."""
-        from atoll.crypto.keys import KEY, NONCE, SIGNATURE, TAG
-        from atoll.crypto.light import STEPS
+    def min_cohort(self, wire: Wire) -> int:
+        return max(wire.total.min_cohort, LEAST)
 
-        privacy, target = self.counts(parties)
-        share = 4 * -(-wire.size // (target - privacy))
-        letters, adverts = parties * (share + NONCE + TAG + 64), parties * (KEY + SIGNATURE + 64)
-        up = (KEY + SIGNATURE, TERMS + letters, 4 * wire.size, share)
-        down = (TERMS + 16 * parties, TERMS + adverts, TERMS + letters, TERMS + 16 * parties)
-        return {f"light.{step}": (a, b) for step, a, b in zip(STEPS, up, down, strict=True)}
+    def bytes(self, wire: Wire) -> int:
+        share = self._share(wire, wire.total.cohort)
+        return KEY + SIGNATURE + (wire.total.cohort - 1) * (share + NONCE + TAG) + 4 * wire.row.size + share
 
-    def talk(self, wire: Wire, keys: Callable[[], Mapping[int, bytes]], schema: bytes) -> Gather:
-        """Ask real parties; `keys` are those they sign with."""
-        from atoll.crypto import field, light
+    def seen(self, wire: Wire, world: World) -> Mapping[str, str]:
+        colluding, least = self.counts(wire.total.cohort)
+        return {
+            **hidden_seen(wire, world, least, "anything against a server that lies: use SecureSum() there"),
+            "against": f"a semi-honest server (it follows the protocol) and {colluding} parties that tell it all",
+            "assuming": "parties know each other's keys from elsewhere than the server; X25519, Ed25519, AES-256",
+        }
 
-        async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
-            known, session = keys(), secrets.token_bytes(16)
-            ids = [who for who in cohort.tolist() if who in known]
-            privacy, target = self.counts(len(ids))
-            least = max(target, wire.floor)
+    def questions(self, wire: Wire, setting: Setting, body: Layout, parties: int) -> tuple[Question, ...]:
+        if setting.world.shortcut:
+            return (layouts.contribute(wire, setting, body, f"the sum of the vectors{SIMULATED}"),)
+        found, sizes = [], self._limits(wire, parties)
+        for step in STEPS:
+            asks = body if step == STEPS[0] else None
+            exposure: Exposure = "masked" if step == "upload" else "nothing"
+            limits = sizes[step]
+            found.append(layouts.step(setting, f"light.{step}", asks, limits, _REVEALS[step], exposure))
+        return tuple(found)
+
+    def gather(self, wire: Wire, setting: Setting) -> Gather:
+        self.check(wire)
+        if setting.world.shortcut:
+            return gather_in_clear(wire, setting, lambda n: self.counts(n)[1])
+
+        async def gather(cohort: Cohort, question: Tree, goal: int | None) -> Gathered:
+            mine = self.agreed(wire, setting)
+            ids = [who for who in cohort.tolist() if who in mine.members]
+            least = max(self.counts(len(ids))[1], wire.total.min_cohort)
+            exchange = SumExchange(setting, "light", len(ids))
             try:
-                if len(ids) < least:
-                    raise Unopened(f"{len(ids)} parties are there, {least} are needed")
-                terms = light.Light(
-                    {who: known[who] for who in ids}, privacy, least, wire.size, session, int(question["t"]),
-                    fingerprint(question) + schema,
-                )  # fmt: skip
-                server = light.Server(terms)
-                first = dict.fromkeys(ids, msgpack.encode((session, ids)))
-                facts = await converse("light", light.STEPS, server, first, question, None, Abort)
+                refuse_if(len(ids) < least, f"{len(ids)} parties are there, {least} are needed", Abort)
+                session, model = secrets.token_bytes(SESSION), protocol.fingerprint(question)
+                terms = mine.terms(session, int(question["t"]), ids, model)
+                server = LightServer(self.about(wire, mine, terms))
+                first = dict.fromkeys(ids, records.encode(terms))
+                await protocol.converse(exchange, STEPS, server, first, question, None)
                 total = field.to_signed(server.finish())
-            except (Abort, Unopened) as reason:
-                return closed(wire, least, str(reason))
-            facts |= {"lost": lost} if (lost := len(ids) - len(server.survivors)) else {}
-            return Gathered(total.astype(wire.dtype), Replies(np.array(server.survivors, np.int64), facts=facts))
+            except Abort as reason:
+                return protocol.closed(wire, least, reason)
+            among = server.survivors
+            return protocol.opened(total, among, wire, exchange.facts(len(cohort), len(among)))
 
         return gather
 
-    def party(self, sitting: Sitting) -> Dialogue:
-        """Sit down to light sums."""
-        return LightParty(self, sitting)
+    def client(self, wire: Wire, setting: Setting, session: PartySession) -> ClientSide | None:
+        return None if setting.world.shortcut else LightParty(self, wire, setting, session)
 
-    def _protocol(self, rows: Array, sent: Cohort, asked: Cohort, question: Question) -> tuple[Array, dict[str, Any]]:
-        from atoll.crypto.light import rehearse
+    def about(self, wire: Wire, mine: Agreement, terms: Terms) -> Light:
+        """Work out what a round is about: of the terms only who is asked, all else is known to everybody."""
+        roster = {who: mine.roster[who] for who in terms.cohort}
+        privacy, target = self.counts(len(roster))
+        least = max(target, wire.total.min_cohort)
+        return Light(roster, privacy, least, wire.row.size, terms.session, terms.t, terms.digest)
 
-        ids = asked.tolist()
-        there = dict(zip(sent.tolist(), rows.astype(np.int64), strict=True))
-        blank = np.zeros(rows.shape[1], np.int64)
-        privacy, target = self.counts(len(ids))
-        total, _, facts = rehearse(
-            np.stack([there.get(i, blank) for i in ids]), ids=ids, privacy=privacy, target=target,
-            drop={i: "upload" for i in ids if i not in there}, model=fingerprint(question), round=int(question["t"]),
-        )  # fmt: skip
-        cost = {
-            "protocol_bytes": float(np.mean(list(facts.bytes.values()))),
-            "protocol_client": facts.client_seconds,
-            "protocol_server": facts.unmask_seconds,
+    def agreed(self, wire: Wire, setting: Setting, session: PartySession | None = None) -> Agreement:
+        """Put together what a party, or the server, knows of a sum by itself."""
+        least = LEAST if session is None else max(session.min_cohort, LEAST)
+        how = packed("light", self.privacy, self.target)
+        return protocol.agreed(setting, wire, how, min_cohort=least, session=session)
+
+    def _share(self, wire: Wire, parties: int) -> int:
+        """Bytes of one share of a mask."""
+        privacy, target = self.counts(parties)
+        return 4 * -(-wire.row.size // (target - privacy))
+
+    def _limits(self, wire: Wire, parties: int) -> dict[str, tuple[int, int]]:
+        """Bytes at most, by the step: of a party's message, and of the one that it answers."""
+        # The fewer are asked, the longer a share is.
+        shares = {n: self._share(wire, n) for n in range(LEAST, max(parties, LEAST) + 1)}
+        letters = max(n * (share + NONCE + TAG + 64) for n, share in shares.items())
+        return {
+            "advertise": (KEY + SIGNATURE, FRAME + 16 * parties),
+            "share": (FRAME + letters, FRAME + parties * (KEY + SIGNATURE + 64)),
+            "upload": (4 * wire.row.size, FRAME + letters),
+            "recover": (max(shares.values()), FRAME + 16 * parties),
         }
-        return total, cost
-
-    def bytes(self, wire: Wire) -> int:
-        from atoll.crypto.keys import KEY, NONCE, SIGNATURE, TAG
-
-        privacy, target = self.counts(wire.cohort)
-        share = 4 * -(-wire.size // (target - privacy))
-        return KEY + SIGNATURE + (wire.cohort - 1) * (share + NONCE + TAG) + 4 * wire.size + share
 
 
-class LightParty:
-    """One real party of light sums, round after round. How many must stay follows from the job, not from the server."""
+class LightParty(ClientSide):
+    """One party of light sums, round after round. How many must stay follows from the job, not from the server."""
 
-    def __init__(self, how: LightSum, sitting: Sitting) -> None:
-        self._how, self._sitting = how, sitting
-        self._client: Client | None = None
+    def __init__(self, how: LightSum, wire: Wire, setting: Setting, session: PartySession) -> None:
+        self._how, self._wire, self._setting, self._session = how, wire, setting, session
+        self._client: LightClient | None = None
         self._vector: Array = np.zeros(0)
 
-    def answer(self, step: str, body: Tree, train: Train) -> bytes:
-        from atoll.crypto import field, light
-
-        message = np.asarray(body["message"]).tobytes()
-        if step == "advertise":
-            question = {name: leaf for name, leaf in body.items() if name != "message"}
-            self._client = light.Client(self._terms(message, question), self._sitting.me, self._sitting.identity)
-            row = train(question)
-            self._vector = field.from_signed(row.view(np.int32 if row.itemsize == 4 else np.int64).astype(np.int64))
-            return self._client.advertise()
+    def answer(self, step: str, body: Tree, train: Train) -> Tree:
+        message = protocol.message_of(body)
+        step = protocol.read_step("light", STEPS, step)
+        if step == STEPS[0]:
+            return protocol.said(self._begin(message, protocol.question_of(body), train))
         if self._client is None:
-            raise Abort("this party was started again and has no keys of this round: it is back in the next")
-        if step == "upload":
-            return self._client.upload(message, self._vector)
-        return self._client.share(message) if step == "share" else self._client.recover(message)
+            raise Abort("this party has no keys of this round, or was started again: it is back in the next")
+        return protocol.said(self._client.answer(step, message, self._vector))
 
-    def _terms(self, message: bytes, question: Question) -> Light:
-        """Read who takes part; everything else this party knows itself."""
-        from atoll.crypto import light
-
-        mine = self._sitting
+    def _begin(self, message: bytes, question: Tree, train: Train) -> bytes:
+        """Hold the terms against what this party knows, then train."""
+        self._client, me = None, self._session
+        mine = self._how.agreed(self._wire, self._setting, me)
         try:
-            session, ids = msgpack.decode(message, type=tuple[bytes, list[int]])
-        except MsgspecError:
-            raise Abort("the terms of the round cannot be read") from None
-        strangers = sorted(set(ids) - mine.keys.keys())
-        refuse_if(bool(strangers), f"parties {strangers[:5]} are not in this party's roster", Abort)
-        refuse_if(len(ids) < mine.least, f"{len(ids)} parties: the policy asks for {mine.least}", Abort)
-        privacy, target = self._how.counts(len(ids))
-        model = fingerprint(question) + mine.schema
-        roster = {who: mine.keys[who] for who in ids}
-        return light.Light(roster, privacy, max(target, mine.floor), mine.size, session, int(question["t"]), model)
+            terms = records.decode(Terms, message, max_bytes(len(mine.members)))
+            mine.check(terms, int(question["t"]))
+            mine.check_asked(terms, me.me, protocol.fingerprint(question))
+            client = LightClient(self._how.about(self._wire, mine, terms), me.me, me.identity)
+        except Refused as fault:
+            raise Abort(str(fault)) from None
+        self._vector = field.from_signed(protocol.around_zero(train(question)))
+        self._client = client
+        return client.advertise()

@@ -7,30 +7,56 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.core.tree import Array
-from atoll.core.wire import Mismatch
+from atoll.core.wire import Mismatch, Rule
 
 _BLOCK = 1 << 14  # columns sorted at a time: their transpose stays in the cache
 
 
 @dataclass(frozen=True)
-class Mean:
-    """The mean of the rows."""
+class Mean(Rule):
+    """The mean of the rows.
+
+    Example:
+        >>> import atoll
+        >>> import numpy as np
+        >>> atoll.Mean()(np.array([[1.0, 2.0], [3.0, 6.0]])).tolist()
+        [2.0, 4.0]
+    """
 
     def __call__(self, rows: Array) -> Array:
         return np.asarray(rows.mean(axis=0))
 
 
 @dataclass(frozen=True)
-class Median:
-    """The median of every coordinate: bounded whatever fewer than half of the parties send."""
+class Median(Rule):
+    """The median of every coordinate: it stays bounded whatever fewer than half of the parties send.
+
+    Example:
+        >>> import atoll
+        >>> import numpy as np
+        >>> atoll.Median()(np.array([[1.0, 2.0], [3.0, 6.0], [1e9, -1e9]])).tolist()
+        [3.0, 2.0]
+    """
 
     def __call__(self, rows: Array) -> Array:
         return _sorted_mean(rows, (len(rows) - 1) // 2)
 
 
 @dataclass(frozen=True)
-class TrimmedMean:
-    """Drop the f largest and the f smallest of every coordinate, then take the mean."""
+class TrimmedMean(Rule):
+    """Drop the f largest and the f smallest values of every coordinate, then take the mean.
+
+    Needs: more than 2·f answers.
+
+    Args:
+        f: values to drop at either end, 0 or more. Default 1.
+
+    Example:
+        >>> import atoll
+        >>> import numpy as np
+        >>> atoll.TrimmedMean(1)(np.array([[1.0], [2.0], [4.0], [1e9]])).tolist()
+        [3.0]
+    """
 
     f: int = 1
 
@@ -39,7 +65,7 @@ class TrimmedMean:
             raise ValueError(f"TrimmedMean(f={self.f}): f is how many to drop at either end, at least 0")
 
     @property
-    def least(self) -> int:
+    def min_rows(self) -> int:
         """The fewest rows it can do with."""
         return 2 * self.f + 1
 

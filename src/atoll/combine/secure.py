@@ -3,180 +3,219 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from math import floor
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atoll.combine.hidden import LEAST, bits_of, check, fingerprint, gather_hidden, server_sees
-from atoll.combine.talk import TERMS, Dialogue, Sitting, Train, Unopened, closed, converse
-from atoll.core.effects import Cohort, Replies
+from atoll.combine import layouts, protocol
+from atoll.combine.hidden import LEAST, SIMULATED, bits_of, check_ring, gather_in_clear, hidden_seen
+from atoll.combine.protocol import FRAME, PartySession, SumExchange
+from atoll.core.effects import Cohort
+from atoll.core.question import Exposure, Layout, Question
 from atoll.core.tree import Array, Tree
-from atoll.core.wire import Gather, Gathered, Mismatch, Question, Wire
-from atoll.crypto.keys import refuse_if
+from atoll.core.wire import ClientSide, Combine, Gather, Gathered, Mismatch, Setting, Train, Wire
+from atoll.core.world import World
+from atoll.crypto import secagg
+from atoll.crypto.graph import Sparse, parameters
+from atoll.crypto.keys import Abort, Refused, packed, refuse_if
+from atoll.crypto.secagg import Participant, SecureClient, SecurePlan, SecurePolicy, SecureServer
+from atoll.crypto.terms import SESSION, Agreement
 
-if TYPE_CHECKING:
-    from atoll.crypto.secagg import Client, Party
+_REVEALS: Mapping[str, Mapping[str, str]] = {
+    "advertise": {"server": "that the party takes part; fresh public keys", "other parties": "the same"},
+    "share": {
+        "server": "nothing: shares are encrypted for other parties",
+        "other parties": "one share of a mask key and of a seed, which alone tells nothing",
+    },
+    "masked": {"server": "one masked vector: nothing of it without the others' masks"},
+    "consistent": {"server": "a signature under who took part", "other parties": "the same"},
+    "unmask": {"server": "shares that open the sum of those who took part, and no vector of one party"},
+}
 
 
 @dataclass(frozen=True)
-class SecureSum:
-    """Learn the sum of more than `threshold` of the cohort and nothing else, whatever the server does. Needs: a ring.
+class SecureSum(Combine):
+    """Learn the sum of more than `threshold` of the cohort and nothing else, also against a malicious server.
 
-    The five messages of Bonawitz et al. (2017) against a malicious server: signed keys, shares, masked vectors,
-    signed survivors, unmasking. `sparse` masks pairs on a sparse graph (Bell et al. 2020), which pays for cohorts of
-    many hundreds. A simulation adds the integers up, which gives the same bits, and says so; `real` runs the whole
-    protocol among all parties in this process.
+    The protocol is Bonawitz et al. (2017) with its five messages: signed keys, shares, masked vectors, signed
+    survivors, unmasking. A simulation adds the integers directly, which gives the same bits, and says so.
+
+    Needs: a ring, and the other parties' keys from a source that is not the server.
+    Reveals: the sum and who took part to the server; nothing of a single vector.
+
+    Args:
+        threshold: more than this fraction of the cohort must take part to the end, from 2/3 to below 1. Default 2/3.
+        min_parties: a sum of fewer vectors is not opened, 3 or more. Default 3.
+        sparse: whether masks are shared with some of the other parties only (Bell et al. 2020), which is cheaper for
+            cohorts of many hundreds. Default false.
+
+    Example:
+        >>> import atoll
+        >>> stages = [atoll.Clip(2.0), atoll.Weigh(max_weight=100), atoll.Ring()]
+        >>> channel = atoll.Channel(stages, atoll.SecureSum())
+        >>> channel.combine.needed(10)  # parties of 10 that must take part to the end
+        7
     """
 
     threshold: float = 2 / 3
-    least: int = LEAST
+    min_parties: int = LEAST
     sparse: bool = False
-    real: bool = False
 
     def __post_init__(self) -> None:
         if not 2 / 3 <= self.threshold < 1:
             raise ValueError(f"SecureSum(threshold={self.threshold}): from 2/3, below which a server could tell two "
                              "halves two stories, to below 1")  # fmt: skip
-        if self.least < LEAST:
-            raise ValueError(f"SecureSum(least={self.least}): a sum of fewer than {LEAST} vectors hides none of them")
+        if self.min_parties < LEAST:
+            raise ValueError(
+                f"SecureSum(min_parties={self.min_parties}): a sum of fewer than {LEAST} vectors hides none of them"
+            )
 
-    def seen(self, wire: Wire) -> Mapping[str, str]:
+    @property
+    def hidden(self) -> bool:
+        return True
+
+    def check(self, wire: Wire) -> None:
+        check_ring(wire, "SecureSum()", self.min_parties)
+        if self.sparse:
+            self._graph(wire.total.cohort)
+
+    def min_cohort(self, wire: Wire) -> int:
+        return max(wire.total.min_cohort, self.min_parties)
+
+    def bytes(self, wire: Wire) -> int:
+        n = self._graph(wire.total.cohort)[0] + 1 if self.sparse else wire.total.cohort
+        return round(secagg.bytes_sent(n, wire.row.size, bits_of(wire)))
+
+    def seen(self, wire: Wire, world: World) -> Mapping[str, str]:
         lying = "a server that lies after the keys are out" if self.sparse else "a server that may do anything"
         colluding = "up to 5 % of the parties" if self.sparse else "fewer than a third of the parties"
+        not_promised = "that the sum is right, or that it tells nothing by itself (add noise for that)"
         return {
-            **server_sees(wire, self.needed(wire.cohort), self.real),
+            **hidden_seen(wire, world, self.needed(wire.total.cohort), not_promised),
             "against": f"{lying}, together with {colluding}",
             "assuming": "parties know each other's keys from elsewhere than the server; X25519, Ed25519, AES-256",
-            "not promised": "that the sum is right, or that it tells nothing by itself (add noise for that)",
         }
 
-    def needed(self, n: int) -> int:
-        """How many of n must answer."""
-        return max(floor(self.threshold * n + 1e-9) + 1, self.least)
+    def questions(self, wire: Wire, setting: Setting, body: Layout, parties: int) -> tuple[Question, ...]:
+        if setting.world.shortcut:
+            return (layouts.contribute(wire, setting, body, f"the sum of the vectors{SIMULATED}"),)
+        sizes = secagg.message_sizes(parties, wire.row.size, bits_of(wire))
+        found = []
+        for step, up in zip(secagg.STEPS, sizes, strict=True):
+            asks = body if step == secagg.STEPS[0] else None
+            exposure: Exposure = "masked" if step == "masked" else "nothing"
+            # Of every other party a message of the server holds keys, a share or a signature.
+            limits = up, FRAME + 256 * parties
+            found.append(layouts.step(setting, f"secure.{step}", asks, limits, _REVEALS[step], exposure))
+        return tuple(found)
 
-    def __call__(self, wire: Wire) -> Gather:
-        check(wire, "SecureSum()", self.least)
-        if self.sparse:
-            self._graph(wire.cohort)
-        return gather_hidden(wire, self.needed, self._protocol(wire) if self.real else None)
+    def gather(self, wire: Wire, setting: Setting) -> Gather:
+        self.check(wire)
+        if setting.world.shortcut:
+            return gather_in_clear(wire, setting, self.needed)
+        # Every start of a server is a session of its own: a round that was cut short is done again with new masks.
+        session = secrets.token_bytes(SESSION)
 
-    def needs(self, wire: Wire, parties: int) -> dict[str, tuple[int, int]]:
-        """Say how many bytes each message of a party, and the one it answers, have at most, by the question."""
-        from atoll.crypto.secagg import STEPS, message_sizes
-
-        sizes = message_sizes(parties, wire.size, bits_of(wire))
-        # Of every other party a message of the server holds keys, a share or a signature.
-        return {f"secure.{step}": (up, TERMS + 256 * parties) for step, up in zip(STEPS, sizes, strict=True)}
-
-    def party(self, sitting: Sitting) -> Dialogue:
-        """Sit down to secure sums."""
-        from atoll.crypto import secagg
-        from atoll.crypto.graph import Sparse
-
-        sparse = Sparse() if self.sparse else None
-        rules = secagg.Policy(sitting.least, sitting.schema, sitting.size, sitting.width, sitting.rounds, sparse=sparse)
-        spent = secagg.Spent(sitting.folder)
-        return SecureParty(secagg.Party(sitting.me, sitting.identity, sitting.keys, rules, spent), sitting.floor)
-
-    def talk(self, wire: Wire, keys: Callable[[], Mapping[int, bytes]], schema: bytes) -> Gather:
-        """Ask real parties; `keys` are those they sign with. Every start of a server is a session of its own: a round
-        that was cut short is done again with new masks.
-        """
-        from atoll.crypto.secagg import STEPS, Abort, Plan, Server, encode
-
-        session = secrets.token_bytes(16)
-
-        async def gather(cohort: Cohort, question: Question, enough: int | None) -> Gathered:
-            known = keys()
-            ids = [who for who in cohort.tolist() if who in known]
-            expected, t = min(enough or len(ids), len(ids)), int(question["t"])
-            least = max(self.needed(expected), wire.floor)
-            neighbours, threshold = self._graph(expected) if self.sparse and expected >= least else (0, least)
-            plan = Plan(
-                session, t, fingerprint(question), schema, threshold, neighbours,
-                8 * np.dtype(wire.dtype).itemsize, bits_of(wire), wire.size,
-            )  # fmt: skip
-            server = Server(plan, {who: known[who] for who in ids})
-            first = dict.fromkeys(ids, encode(plan))
+        async def gather(cohort: Cohort, question: Tree, goal: int | None) -> Gathered:
+            mine = self.agreed(wire, setting)
+            ids = [who for who in cohort.tolist() if who in mine.members]
+            expected, t = min(goal or len(ids), len(ids)), int(question["t"])
+            least = max(self.needed(expected), wire.total.min_cohort)
+            exchange = SumExchange(setting, "secure", len(ids))
             try:
-                if expected < least:
-                    raise Unopened(f"{expected} parties are there, {least} are needed")
-                facts = await converse("secure", STEPS, server, first, question, enough, Abort)
-                done = server.finish()
-            except (Abort, Unopened) as reason:
-                return closed(wire, least, str(reason))
-            facts |= {"lost": lost} if (lost := len(cohort) - len(done.survivors)) else {}
-            total = around_zero(done.sum, plan.bits).astype(wire.dtype)
-            return Gathered(total, Replies(np.array(done.survivors, np.int64), facts=facts))
+                neighbours, threshold = self._graph(expected) if self.sparse else (0, least)
+                refuse_if(expected < least, f"{expected} parties are there, {least} are needed", Abort)
+                terms = mine.terms(session, t, ids, protocol.fingerprint(question))
+                plan = SecurePlan(terms, threshold, neighbours, _width(wire), bits_of(wire), wire.row.size)
+                server = SecureServer(plan, mine.roster, least)
+                first = dict.fromkeys(ids, secagg.encode(plan))
+                await protocol.converse(exchange, secagg.STEPS, server, first, question, goal)
+                total = signed(server.finish(), plan.bits)
+            except (Abort, Mismatch) as reason:
+                return protocol.closed(wire, least, reason)
+            among = server.survivors
+            return protocol.opened(total, among, wire, exchange.facts(len(cohort), len(among)))
 
         return gather
 
+    def client(self, wire: Wire, setting: Setting, session: PartySession) -> ClientSide | None:
+        return None if setting.world.shortcut else SecureParty(self, wire, setting, session)
+
+    def participant(self, wire: Wire, setting: Setting, session: PartySession) -> Participant:
+        """Put together what a party brings to one sum, and insists on, whatever the server says."""
+        mine = self.agreed(wire, setting, session)
+        policy = SecurePolicy(
+            mine.min_cohort, wire.row.size, _width(wire), bits_of(wire), wire.total.min_cohort, self._fraction,
+            Sparse() if self.sparse else None,
+        )  # fmt: skip
+        return Participant(session.me, session.identity, mine, policy, session.spent)
+
+    def needed(self, n: int) -> int:
+        """How many of n must answer. A sparse graph needs one party more than each has neighbours, and itself."""
+        least = max(floor(self._fraction * n) + 1, self.min_parties)
+        if not self.sparse:
+            return least
+        try:
+            return max(least, self._graph(n)[0] + 2)
+        except Mismatch:  # so few have no sparse graph, and no sum
+            return n + 1
+
+    @property
+    def _fraction(self) -> Fraction:
+        return max(Fraction(2, 3), Fraction(str(self.threshold)))  # 2/3 is a little more than its decimals
+
+    def agreed(self, wire: Wire, setting: Setting, session: PartySession | None = None) -> Agreement:
+        """Put together what a party, or the server, knows of a sum by itself."""
+        least = self.min_parties if session is None else max(session.min_cohort, self.min_parties)
+        how = packed("secure", self.threshold, self.min_parties, self.sparse)
+        return protocol.agreed(setting, wire, how, min_cohort=least, session=session)
+
     def _graph(self, n: int) -> tuple[int, int]:
         """Neighbours and threshold after the published rule, for 5 % colluding parties and a third of dropouts."""
-        from atoll.crypto.graph import Sparse, parameters
-
         try:
             return parameters(n, Sparse())
         except ValueError as error:
             raise Mismatch(f"SecureSum(sparse=True): {error}") from None
 
-    def _protocol(self, wire: Wire) -> Any:
-        def run(rows: Array, sent: Cohort, asked: Cohort, question: Question) -> tuple[Array, dict[str, Any]]:
-            from atoll.crypto.secagg import rehearse
 
-            bits, ids = bits_of(wire), asked.tolist()
-            there = dict(zip(sent.tolist(), rows, strict=True))
-            blank = np.zeros(wire.size, wire.dtype)
-            vectors = np.stack([there[i].view(wire.dtype) if i in there else blank for i in ids])
-            t = self._graph(len(ids)) if self.sparse else (None, self.needed(len(ids)))
-            done = rehearse(
-                vectors, ids=ids, t=t[1], neighbours=t[0], model=fingerprint(question), round=int(question["t"]),
-                bits=bits, drop={i: "masked" for i in ids if i not in there},
-            )  # fmt: skip
-            mean = float(np.mean(list(done.facts.bytes.values())))
-            cost = {
-                "protocol_bytes": mean,
-                "protocol_client": done.facts.client_seconds,
-                "protocol_server": done.facts.server_seconds,
-            }
-            return around_zero(done.sum, bits), cost
+class SecureParty(ClientSide):
+    """One party of secure sums, round after round."""
 
-        return run
-
-    def bytes(self, wire: Wire) -> int:
-        from atoll.crypto.secagg import bytes_sent
-
-        n = self._graph(wire.cohort)[0] + 1 if self.sparse else wire.cohort
-        return round(bytes_sent(n, wire.size, bits_of(wire)))
-
-
-class SecureParty:
-    """One real party of secure sums, round after round."""
-
-    def __init__(self, party: Party, floor: int) -> None:
-        self._party, self._floor = party, floor
-        self._client: Client | None = None
+    def __init__(self, how: SecureSum, wire: Wire, setting: Setting, session: PartySession) -> None:
+        self._how, self._wire, self._setting, self._session = how, wire, setting, session
+        self._client: SecureClient | None = None
         self._vector: Array = np.zeros(0)
 
-    def answer(self, step: str, body: Tree, train: Train) -> bytes:
-        from atoll.crypto.secagg import Abort, Client, Plan, answer, decode
-
-        message, model = np.asarray(body["message"]).tobytes(), b""
-        if step == "advertise":
-            question = {name: leaf for name, leaf in body.items() if name != "message"}
-            plan, floor = decode(Plan, message, len(self._party.roster)), self._floor
-            few = plan.neighbours == 0 and plan.t < floor
-            refuse_if(few, f"t={plan.t}: the noise of a party is a share of what {floor} add", Abort)
-            self._vector, self._client, model = train(question), Client(self._party), fingerprint(question)
+    def answer(self, step: str, body: Tree, train: Train) -> Tree:
+        message = protocol.message_of(body)
+        step = protocol.read_step("secure", secagg.STEPS, step)
+        if step == secagg.STEPS[0]:
+            return protocol.said(self._begin(message, protocol.question_of(body), train))
         if self._client is None:
-            raise Abort("this party was started again and has no keys of this round: it is back in the next")
-        return answer(self._client, step, message, model, self._vector)
+            raise Abort("this party has no keys of this round, or was started again: it is back in the next")
+        return protocol.said(self._client.answer(step, message, self._vector))
+
+    def _begin(self, message: bytes, question: Tree, train: Train) -> bytes:
+        """Hold the plan against what this party knows, then train."""
+        self._client = None
+        try:
+            client = SecureClient(self._how.participant(self._wire, self._setting, self._session))
+        except Refused as fault:
+            raise Abort(str(fault)) from None
+        advert = client.advertise(message, t=int(question["t"]), model=protocol.fingerprint(question))
+        self._vector = train(question)
+        self._client = client
+        return advert
 
 
-def around_zero(total: Array, bits: int) -> Array:
+def _width(wire: Wire) -> int:
+    return 8 * np.dtype(wire.row.dtype).itemsize
+
+
+def signed(total: Array, bits: int) -> Array:
     """Read a sum modulo 2^bits as a number around zero."""
     wide = total.astype(np.uint64) << np.uint64(64 - bits)
     return wide.view(np.int64) >> np.int64(64 - bits)

@@ -1,11 +1,11 @@
-"""What a program may do to the world: ask, keep, note. No event loop, thread, socket or clock lives here."""
+"""What a program may do to the world: ask, checkpoint, settle, note. No event loop, thread, socket or clock is here."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Coroutine, Generator, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, SupportsFloat, TypeVar
 
 import numpy as np
 
@@ -18,32 +18,70 @@ Cohort = Array  # sorted numbers of parties
 class Ask(NamedTuple):
     """Put one question to many parties.
 
-    `enough` answers end the wait (the rest come too late), `within` seconds at most (simulated ones in a simulation).
+    `goal` answers end the wait (the rest come too late), `within` seconds at most (simulated ones in a simulation).
     The rows of the leaves named in `fold` are added up as they come in, so that a sum never needs all in memory.
-    `each` is a further body for single parties. With `late`, answers to asks at most so many rounds ago count, too.
+    `each` is a further body for single parties. With `max_staleness`, answers to asks at most
+    so many rounds ago count, too.
     """
 
     to: Cohort
     what: str
     body: Tree
-    enough: int | None = None
+    goal: int | None = None
     within: float | None = None
     fold: tuple[str, ...] = ()
     each: Mapping[int, Tree] = types.MappingProxyType({})
-    late: int | None = None
+    max_staleness: int | None = None
 
 
-class Keep(NamedTuple):
+class Together(NamedTuple):
+    """Several questions at once, to different roles."""
+
+    asks: tuple[Ask, ...]
+
+
+class Checkpoint(NamedTuple):
     """Store this as the program's memory (a server calls it a checkpoint)."""
 
     memory: Tree
+
+
+class Settle(NamedTuple):
+    """Say whose answers were used: by party, the number of the last ask whose answer was. What a party would remember
+    of an answer that was not used is forgotten.
+    """
+
+    used: Array
 
 
 class Note(NamedTuple):
     """Record a fact in the journal."""
 
     what: str
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
+
+    @property
+    def t(self) -> int:
+        """The round that it is of; 0 where it names none."""
+        return int(self.number("round") or 0)
+
+    def number(self, name: str) -> float | None:
+        return number(self.facts, name)
+
+    @property
+    def job(self) -> Mapping[str, object]:
+        """The table of the job, where a start tells it."""
+        job = self.facts.get("job")
+        return job if isinstance(job, Mapping) else {}
+
+
+def number(facts: Mapping[str, object], name: str) -> float | None:
+    """Return a fact that is one number; None where it is not told, or no number."""
+    value = facts.get(name)
+    return float(value) if isinstance(value, SupportsFloat) else None
+
+
+Sink = Callable[[Note], None]  # whoever is told of every note, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +96,11 @@ class Replies:
     sums: Mapping[str, Array] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def reports(self) -> dict[str, Array]:
+        """What parties reported beside their vectors, by the names that the method declares."""
+        return {name[len("report/") :]: leaf for name, leaf in self.each.items() if name.startswith("report/")}
+
     def __len__(self) -> int:
         return len(self.parties)
 
@@ -71,48 +114,64 @@ class Replies:
         return {name: leaf[at[0]] for name, leaf in self.each.items()}
 
 
-Program = Coroutine[Any, Any, T]
+Effect = Ask | Together | Checkpoint | Settle | Note
+Reply = Replies | tuple[Replies, ...] | None  # what a program gets for an effect
+Running = Coroutine[Effect, Reply, T]  # a program that has started
+
+
+class Recorder(Protocol):
+    """Where notes and checkpoints go, such as a run's journal."""
+
+    def note(self, note: Note) -> None: ...
+    def checkpoint(self, memory: Tree) -> None: ...
 
 
 class Runtime(Protocol):
     """Whoever serves a program's effects: the one seam between what is said and how it is done."""
 
     def ask(self, ask: Ask) -> Replies: ...
-    def keep(self, memory: Tree) -> None: ...
+    def together(self, asks: tuple[Ask, ...]) -> tuple[Replies, ...]: ...
+    def checkpoint(self, memory: Tree) -> None: ...
     def note(self, note: Note) -> None: ...
+    def settle(self, used: Array) -> None: ...
 
 
 @types.coroutine
 def ask(
-    to: Cohort,
-    what: str,
-    body: Tree,
-    *,
-    enough: int | None = None,
-    within: float | None = None,
-    fold: tuple[str, ...] = (),
-    each: Mapping[int, Tree] = types.MappingProxyType({}),
-    late: int | None = None,
-) -> Generator[Ask, Replies, Replies]:
+    to: Cohort, what: str, body: Tree, *, goal: int | None = None, within: float | None = None,
+    fold: tuple[str, ...] = (), each: Mapping[int, Tree] = types.MappingProxyType({}), max_staleness: int | None = None,
+) -> Generator[Ask, Replies, Replies]:  # fmt: skip
     """Ask parties a question and wait for the answers."""
-    return (yield Ask(to, what, body, enough, within, fold, each, late))
+    return (yield Ask(to, what, body, goal, within, fold, each, max_staleness))
 
 
 @types.coroutine
-def keep(memory: Tree) -> Generator[Keep, None, None]:
+def checkpoint(memory: Tree) -> Generator[Checkpoint, None, None]:
     """Remember this, should the world end now."""
-    yield Keep(memory)
+    yield Checkpoint(memory)
 
 
 @types.coroutine
-def note(what: str, **facts: Any) -> Generator[Note, None, None]:
+def note(what: str, **facts: object) -> Generator[Note, None, None]:
     """Say that something is so."""
     yield Note(what, facts)
 
 
-def drive(program: Program[T], runtime: Runtime) -> T:
+@types.coroutine
+def settle(used: Array) -> Generator[Settle, None, None]:
+    """Say whose answers were used."""
+    yield Settle(used)
+
+
+@types.coroutine
+def together(*asks: Ask) -> Generator[Together, tuple[Replies, ...], tuple[Replies, ...]]:
+    """Ask several questions at once and wait for all of them."""
+    return (yield Together(asks))
+
+
+def drive(program: Running[T], runtime: Runtime) -> T:
     """Run a program to its end, serving its effects."""
-    reply: Replies | None = None
+    reply: Reply = None
     try:
         while True:
             try:
@@ -124,11 +183,15 @@ def drive(program: Program[T], runtime: Runtime) -> T:
             match effect:
                 case Ask():
                     reply = runtime.ask(effect)
-                case Keep():
-                    runtime.keep(effect.memory)
+                case Checkpoint():
+                    runtime.checkpoint(effect.memory)
+                case Together():
+                    reply = runtime.together(effect.asks)
+                case Settle():
+                    runtime.settle(effect.used)
                 case Note():
                     runtime.note(effect)
                 case _:
-                    raise TypeError(f"a program may ask, keep or note; it said {effect!r}")
+                    raise TypeError(f"a program may ask, checkpoint, settle or note; it said {effect!r}")
     finally:
         program.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from atoll.core.tree import Array
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _ALL = 2**64 - 1
@@ -62,6 +62,13 @@ def draw(*address: object) -> Array:
 def uniform(*address: object) -> Array:
     """Return numbers in [0, 1) at an address."""
     return (draw(*address) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def generator(seed: int, *address: str | int) -> np.random.Generator:
+    """Return the generator of a seed and words; data is drawn by it, and released data stays as it is."""
+    words = "/".join(str(word) for word in (seed, *address))
+    key = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=16).digest(), "little")
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def rng(*address: object) -> np.random.Generator:

@@ -1,125 +1,110 @@
-"""One question a round: what a horizontal method is, and the only loop of the horizontal world."""
+"""What a horizontal method is: what to tell, what to compute on private data, what to do with the combined tree.
+
+Nothing here runs a round; `atoll.programs.federate` does. A method inherits `Method` for its default bodies only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from atoll.core.effects import Cohort, Replies, ask, keep, note
-from atoll.core.party import Group, Memory
-from atoll.core.tree import Array, Schema, Tree, flatten, leaves, length, unflatten
-from atoll.core.wire import About, Codec, Gather, Heard, Stage, Wire, chain, facts_of
+from atoll.core.effects import Cohort, Replies
+from atoll.core.errors import AtollError
+from atoll.core.given import Part
+from atoll.core.party import NOTHING, Group, Handler, Memory, Remembered
+from atoll.core.question import Layout
+from atoll.core.tree import EMPTY, Array, Schema, Tree, flatten, leaves, length
+from atoll.core.wire import Codec, EncodeContext, Mismatch, Stage, Wire, chain
+from atoll.core.world import World
 
 State = Mapping[str, Any]
 
 
-class Diverged(ArithmeticError):
-    """The model is no longer finite; the last good one was kept."""
+class Diverged(AtollError, ArithmeticError):
+    """The model is no longer finite. The last finite model is kept.
+
+    Example:
+        >>> import atoll
+        >>> issubclass(atoll.Diverged, atoll.AtollError)
+        True
+    """
+
+    code = "diverged"
+
+
+class DataSummary(NamedTuple):
+    """What is known of data before a round: how many samples, what one looks like, what its label is."""
+
+    samples: int
+    sample: Layout  # leaves "x" and "y" of one sample
+    kind: str = "classes"  # or "real"
+    classes: int = 0
+    names: tuple[str, ...] = ()  # of the columns of x, where a role tells them
+    ids: bytes = b""  # a hash of all ids of the rows, salted with the job; empty where rows have no ids
+    parties: int = 1  # who hold it; more than one only of a role that many play
 
 
 class Contribution(NamedTuple):
-    """What parties give: a tree laid out as the method's schema says, a weight each, and facts to note."""
+    """What parties give: a tree laid out as the phase's schema says and a weight each.
+
+    `memory` stays at the party and comes back with its next question. `reports` are declared numbers that are told
+    beside the vector, one row a party. `loss` is the mean training loss of each, where the method has `train_loss`.
+    """
 
     vector: Tree
     weight: Array
+    memory: Memory = NOTHING
+    reports: Mapping[str, Array] = EMPTY
+    loss: Array | None = None
 
 
-class Method(Protocol):
-    """What a horizontal method knows: what to tell, what to compute on data, what to do with the combined tree.
+class Phase(NamedTuple):
+    """One kind of exchange of a method: the layout of a contribution, and what `server_update` is given of it.
 
-    `schema` is the layout of one party's contribution. `mean` says whether merge expects the mean of contributions
-    (True) or their sum. `width` is how many parties one call of `task` likes to answer for.
+    With `mean` that is the mean of the contributions, else their sum. `arrays` says which arrays stand in the vector,
+    where a leaf of the schema holds several. `broadcast` and `constant` say what parties are told; without them it is
+    what the method tells at its start. A phase with `same_cohort` asks those who answered the phase before it.
     """
 
-    @property
-    def schema(self) -> Schema: ...
-    @property
-    def mean(self) -> bool: ...
-    @property
-    def width(self) -> int: ...
-    def init(self, seed: int) -> State: ...
-    def share(self, state: State) -> Tree: ...
-    def task(self, share: Tree, group: Group) -> Contribution: ...
-    def merge(self, state: State, tree: Tree) -> State: ...
-    def evaluate(self, share: Tree, group: Group) -> Tree: ...
+    schema: Schema
+    mean: bool = True
+    dtype: str = "float64"
+    arrays: Schema | None = None
+    broadcast: Layout | None = None
+    constant: Layout | None = None
+    same_cohort: bool = False
 
 
-@dataclass(frozen=True)
-class Contribute:
-    """The one handler behind every horizontal method: work, flatten, encode."""
+class RoundInfo(NamedTuple):
+    """What `server_update` may know of a round beside the combined tree; `t` counts asks."""
 
-    method: Method
-    stages: tuple[Stage, ...]
-    wire: Wire  # as it is before the first stage
-    room: str = "train"
-    watched: bool = True  # in a simulation facts of each party may be noted that no server would see
-    seeded: bool = True  # in a simulation noise has an address; elsewhere it comes from the operating system
-
-    @property
-    def width(self) -> int:
-        return self.method.width
-
-    def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
-        vector, weight = self.method.task(body["share"], group)
-        rows = flatten(vector, self.method.schema)
-        # A sum is finite only if every number is: one pass, no mask.
-        finite = np.isfinite(rows.sum(axis=1))
-        seed = group.seed if self.seeded else None
-        about = About(np.asarray(weight, rows.dtype), seed, group.t, group.me, body.get("told", {}))
-        rows, memory = codec_of(self.stages, self.wire)[1].encode(rows, group.memory, about)
-        kept, facts = facts_of(memory)
-        return {"vector": rows, "finite": finite, **(facts if self.watched else {})}, kept
+    t: int
+    answered: int
+    expected: int
+    population: int
+    parties: Cohort
 
 
-@lru_cache(maxsize=16)
-def codec_of(stages: tuple[Stage, ...], wire: Wire) -> tuple[Wire, Codec]:
-    """Run the wire through the stages; parts travel between processes, the codec they make does not."""
-    return chain(*stages)(wire)
+class Evaluation(NamedTuple):
+    """What evaluating gives: the shape of each sum of one party ("n" among them), and metrics of added sums.
+
+    `better` says of each metric whether "high" or "low" is good. Parties are compared by the first one, which `each`
+    gives of sums with a leading axis of parties. Sums in `counts` count samples: none is below zero or above "n".
+    """
+
+    sums: Mapping[str, tuple[int, ...]]
+    values: Callable[[Mapping[str, Array]], Mapping[str, float]]
+    better: Mapping[str, Literal["high", "low"]]
+    each: Callable[[Mapping[str, Array]], Array]
+    counts: tuple[str, ...] = ("n", "correct")
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Evaluate what is shared: on a party's own test data, or on the server's."""
-
-    method: Method
-    room: str
-
-    @property
-    def width(self) -> int:
-        # Evaluation joins all samples of a group into one batch, so small parties go together.
-        return 1 if self.room == "test" else 250
-
-    def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
-        return self.method.evaluate(body["share"], group), group.memory
-
-
-@dataclass(frozen=True)
-class History:
-    """What a run has shown so far; what select and stop decide on."""
-
-    t: int = 0
-    elapsed: float = 0.0
-    moved: float | None = None
-    curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    last: Replies | None = None
-    served: Array | None = None  # how often each party was asked, if the select wants to know
-
-    def best(self, metric: str) -> tuple[int, float] | None:
-        """Return (round, value) of the best value so far: the lowest loss, else the highest."""
-        sign = -1.0 if lower_is_better(metric) else 1.0
-        return max(self.curves.get(metric, ()), key=lambda point: sign * point[1], default=None)
-
-
-def lower_is_better(metric: str) -> bool:
-    """Tell losses and errors from scores by their last word."""
-    return metric.rsplit(".", 1)[-1] in {"loss", "mse", "mae", "perplexity", "error"}
-
-
-class Roster(NamedTuple):
+class Population(NamedTuple):
     """Who could take part: all parties' sizes, and who is online now (None: everybody)."""
 
     sizes: Array
@@ -129,184 +114,292 @@ class Roster(NamedTuple):
         return len(self.sizes) if self.online is None else len(self.online)
 
 
+class Method(Part, Protocol):
+    """A horizontal method. The first five members are its own; all others have a default that most methods keep."""
+
+    @property
+    def phases(self) -> Mapping[str, Phase]:
+        """The exchanges of the method by their names, the first one first."""
+        ...
+
+    def init(self, world: World, population: Population) -> State: ...
+    def broadcast(self, state: State) -> Tree: ...
+    def client_update(self, broadcast: Tree, group: Group) -> Contribution: ...
+    def server_update(self, state: State, tree: Tree, info: RoundInfo) -> State:
+        """Return the state after a step; all its numbers must be finite, or the run stops."""
+        ...
+
+    def bind(self, summary: DataSummary) -> Self:
+        """Take what the data decides, such as the shape of a model; refuse data that the method is not for."""
+        return self
+
+    def phase(self, state: State) -> str:
+        """Name the phase that comes next."""
+        return next(iter(self.phases))
+
+    def complete(self, state: State) -> bool:
+        """Say whether a round is over; a round may take several phases."""
+        return True
+
+    @property
+    def cycle(self) -> tuple[str, ...]:
+        """The phases that a round asks, in order, of whom the select picks; empty where the state decides."""
+        free = type(self).complete is not Method.complete or type(self).missing is not Method.missing
+        return () if free or len(self.phases) > 1 else tuple(self.phases)
+
+    def missing(self, state: State) -> Cohort | None:
+        """Say who must answer the next ask; None: the select decides. Who is offline is asked another time."""
+        return None
+
+    def constant(self, state: State) -> Tree:
+        """Return what parties are told and prepare from; it changes seldom."""
+        return EMPTY
+
+    def prepare(self, constant: Tree, group: Group) -> Sequence[Any]:
+        """Work out once, for each party, what `client_update` finds in `group.cache`. Pure."""
+        return ()
+
+    def evaluate(self, broadcast: Tree, group: Group) -> Mapping[str, Array]:
+        """Return sums over each party's samples, as `evaluation` declares them."""
+        return EMPTY
+
+    def scores(self, broadcast: Tree, group: Group) -> Array:
+        """Return what the model says of every sample of the group, party after party, for metrics of the user."""
+        raise Mismatch(f"{type(self).__name__} has no scores: leave the job's metrics out")
+
+    def predict(self, state: State, x: Array) -> Array:
+        """Return what the trained model says of rows."""
+        raise Mismatch(f"{type(self).__name__} does not predict rows")
+
+    def parameters(self, state: State) -> Tree:
+        """Return what is trained, as a tree of named arrays: what is saved as the model."""
+        return {"params": state["params"]} if "params" in state else dict(leaves(state))
+
+    def update_norm(self, before: State, after: State) -> float | None:
+        """Return how far a step moved what is trained."""
+        return length(np.asarray(after["params"]) - np.asarray(before["params"])) if "params" in before else None
+
+    def example_steps(self, samples: int) -> tuple[float, int]:
+        """Return the sampling rate and the steps of one round of a party with so many samples, for example_dp."""
+        return 1.0, 1
+
+    def training(self) -> Any:
+        """Return how a party would train alone (`atoll.methods.trained.Alone`), or None where that means nothing."""
+        return None
+
+    @property
+    def group_size(self) -> int:
+        """How many parties one call of `client_update` likes to answer for."""
+        return 1
+
+    @property
+    def passes(self) -> int:
+        """How often one answer goes over a party's samples."""
+        return 1
+
+    @property
+    def changes(self) -> bool:
+        """Whether contributions are changes of what was broadcast, which may be added up over rounds."""
+        return True
+
+    @property
+    def remembers(self) -> bool:
+        """Whether contributions have memory."""
+        return False
+
+    @property
+    def reports(self) -> Schema:
+        """What is told beside the vector."""
+        return Schema(())
+
+    @property
+    def train_loss(self) -> bool:
+        """Whether contributions have a training loss."""
+        return False
+
+    @property
+    def padding(self) -> int | None:
+        """The label of positions that no metric counts; None where all count."""
+        return None
+
+    @property
+    def example_dp(self) -> Any:
+        """The promise to single examples, if there is one."""
+        return None
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Contribute(Handler):
+    """The one handler behind every phase of every horizontal method: work, flatten, encode."""
+
+    method: Method
+    phase: str
+    stages: tuple[Stage, ...]
+    wire: Wire  # as it is before the first stage
+    split: str = "train"
+    max_norm: float | None = None  # what is sent is shortened to this first: a limit of the party's own
+
+    @property
+    def group_size(self) -> int:
+        return self.method.group_size
+
+    @cached_property
+    def _how(self) -> tuple[Phase, Codec]:
+        return self.method.phases[self.phase], codec_of(self.stages, self.wire)[1]
+
+    def __reduce__(self) -> tuple[type[Contribute], tuple[Any, ...]]:
+        own = (self.method, self.phase, self.stages, self.wire, self.split, self.max_norm)
+        return Contribute, own  # the codec does not travel
+
+    def cache_key(self, body: Tree) -> bytes | None:
+        return digest(body["constant"]) if "constant" in body else None
+
+    def prepare(self, body: Tree, group: Group) -> Sequence[Any]:
+        return self.method.prepare(body["constant"], group)
+
+    def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
+        mine = group.memory.part("method/")
+        given = self.method.client_update(body["broadcast"], seeing(group, mine, self.phase))
+        phase, codec = self._how
+        rows = flatten(given.vector, phase.schema)
+        if rows.dtype != phase.dtype:
+            raise Mismatch(f"{type(self.method).__name__} gives numbers of {rows.dtype}, its phase says {phase.dtype}")
+        if self.max_norm is not None:
+            rows = shortened(rows, self.max_norm)
+        # A sum is finite only if every number is: one pass, no mask.
+        finite = np.isfinite(rows.sum(axis=1))
+        weight, state = np.asarray(given.weight, rows.dtype), body.get("stage_state", {})
+        context = EncodeContext(weight, group.world, group.t, group.me, state, given.loss)
+        before = group.memory.part(f"stage/{self.phase}/").leaves
+        rows, after, facts = codec.encode(rows, before, context)
+        memory = {f"method/{name}": leaf for name, leaf in given.memory.items()}
+        memory |= {f"stage/{self.phase}/{name}": leaf for name, leaf in after.items()}
+        if memory and (len(self.method.phases) > 1 or not given.memory):  # what others remember stays
+            memory = {**group.memory.but(memory), **memory}
+        told = {f"report/{name}": np.asarray(leaf, np.float64) for name, leaf in given.reports.items()}
+        reply = {"vector": rows, "finite": finite, **told}
+        watched = {f"fact/{name}": leaf for name, leaf in facts.items()} if group.world.watched else {}
+        return {**reply, **watched}, memory
+
+
+def seeing(group: Group, memory: Remembered, phase: str) -> Group:
+    """Show a method its own memory only."""
+    return Group(group.me, group.samples, group.at, group.world, group.t, group.split, phase, memory, group.cache)
+
+
+def shortened(rows: Array, norm: float) -> Array:
+    """Scale rows down to at most this L2 norm."""
+    squares = np.square(rows.astype(np.float64, copy=False)).sum(axis=1)
+    scale = np.minimum(1.0, norm / np.sqrt(np.maximum(squares, 1e-300)))
+    return rows * scale[:, None].astype(rows.dtype)
+
+
+def digest(tree: Tree) -> bytes:
+    """Hash a tree of arrays and plain values by paths, types, shapes and contents."""
+    found = sha256()
+    for path, leaf in leaves(tree):
+        array = np.ascontiguousarray(leaf)
+        found.update(f"{path} {array.dtype.str} {array.shape} ".encode())
+        found.update(array.tobytes())
+    return found.digest()
+
+
+@lru_cache(maxsize=16)
+def codec_of(stages: tuple[Stage, ...], wire: Wire) -> tuple[Wire, Codec]:
+    """Run the wire through the stages; parts travel between processes, the codec they make does not."""
+    return chain(*stages)(wire)
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run has shown so far; what select and stop decide on. `t` counts asks, `rounds` rounds that are over."""
+
+    t: int = 0
+    rounds: int = 0
+    elapsed: float = 0.0
+    update_norm: float | None = None
+    curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    better: Mapping[str, str] = field(default_factory=dict)
+
+    def sign(self, metric: str) -> float:
+        """Return 1 where a high value of the metric is good, else −1."""
+        return -1.0 if self.better.get(metric.partition(".")[2]) == "low" else 1.0
+
+    def best(self, metric: str) -> tuple[int, float] | None:
+        """Return (round, value) of the best value so far."""
+        sign = self.sign(metric)
+        return max(self.curves.get(metric, ()), key=lambda point: sign * point[1], default=None)
+
+
 class Pick(NamedTuple):
     """Whom to ask, and how many answers are enough."""
 
     cohort: Cohort
-    enough: int | None = None
+    goal: int | None = None
 
 
-class Select(Protocol):
-    """Who takes part in a round. `rate` is the probability of a party's taking part, where that is a promise.
+class Sampling(NamedTuple):
+    """What a select promises of who takes part; the accountant claims nothing beyond it.
 
-    A select with a true `counts` finds in `history.served` how often each party was asked. `sampling`, if it has one,
-    says how parties are drawn ("poisson", "fixed", "none"): the accountant claims nothing for any other.
+    `kind`: "poisson" (each party by itself, with probability `rate`), "fixed" (a number of parties, uniformly), "none"
+    (everybody), "other". In `epoch` rounds no party takes part twice. `whole`: a sum is opened with everybody or not.
     """
 
+    kind: Literal["poisson", "fixed", "none", "other"] = "other"
+    rate: float | None = None
+    epoch: int | None = None
+    whole: bool = False
+    varies: bool = False  # cohorts differ in size by chance
+
+
+class Select(Part, Protocol):
+    """Who takes part in a round. What it remembers is in the checkpoint."""
+
+    def expected(self, parties: int) -> int:
+        """Return how many answers a round counts on, of so many parties."""
+        ...
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick: ...
+
+    def asked(self, parties: int) -> int:
+        """Return how many are asked for that."""
+        return self.expected(parties)
+
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling()
+
     @property
-    def rate(self) -> float | None: ...
-    def expected(self, parties: int) -> int: ...
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick: ...
+    def exact(self) -> bool:
+        """Whether nobody but those it picks may be asked."""
+        return False
+
+    def start(self, population: Population) -> Tree:
+        """Return what it remembers before the first round."""
+        return EMPTY
+
+    def learn(self, memory: Tree, pick: Pick, replies: Replies) -> Tree:
+        """Return what it remembers after a round; of a hidden sum `replies` shows nothing single."""
+        return memory
 
 
-class Stop(Protocol):
-    """A reason to end, or None."""
+class Stop(Part, Protocol):
+    """A reason to end, or None. `metric` names what it waits for, where that is one metric."""
 
     def __call__(self, history: History) -> str | None: ...
 
+    @property
+    def metric(self) -> str | None:
+        return None
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything `federate` needs, assembled: method, who, the gather with its codec, when to look, when to end."""
+    @property
+    def deltas(self) -> Mapping[str, float | None]:
+        """The units whose ε it counts, each with the δ it asks for; None: the customary one."""
+        return EMPTY
 
-    method: Method
-    select: Select
-    gather: Gather
-    codec: Codec
-    wire: Wire
-    rounds: int
-    seed: int
-    sizes: Array
-    online: Callable[[int], Cohort | None]
-    stop: Sequence[Stop] = ()
-    every: int = 1
-    rooms: tuple[str, ...] = ()  # where to evaluate: "test", "own"
-    parts: int = 0  # of the central test set
-    up: int = 0  # bytes that a party sends in a round
-    spent: Callable[..., Mapping[str, Any]] | None = None  # what so many rounds spend
-    seeded: bool = True  # noise of the server has an address, as only a simulation's may
-
-
-async def federate(plan: Plan, memory: Tree | None = None) -> State:
-    """Ask, combine, merge, look, keep, until a reason to stop. `memory` is what an earlier run kept."""
-    if memory:
-        state, channel, history = _restore(memory)
-    else:
-        state, channel = plan.method.init(plan.seed), plan.codec.start
-        served = np.zeros(len(plan.sizes), np.int64) if getattr(plan.select, "counts", False) else None
-        history = await _look(plan, state, History(served=served))
-        await keep(_memory(state, channel, history))
-    said = _said(plan, history)
-    while not said and history.t < plan.rounds:
-        state, channel, history = await _round(plan, state, channel, history)
-        if history.t % plan.every == 0 or history.t == plan.rounds:
-            history = await _look(plan, state, history)
-        await keep(_memory(state, channel, history))
-        said = _said(plan, history)
-    spent = plan.spent(history.t, last=True) if plan.spent else {}
-    await note("end", round=history.t, reason=said or f"all {plan.rounds} rounds done", **spent)
-    return state
-
-
-async def _round(plan: Plan, state: State, channel: Tree, history: History) -> tuple[State, Tree, History]:
-    """Ask a cohort and merge what it gives. Where nobody is there, or too few answer, the model stays."""
-    method, t = plan.method, history.t
-    pick = plan.select.pick(t, Roster(plan.sizes, plan.online(t)), history, plan.seed)
-    spent = plan.spent(t + 1) if plan.spent else {}
-    if not len(pick.cohort):
-        await note("empty", round=t + 1, **spent)
-        return state, channel, replace(history, t=t + 1)
-    share = method.share(state)
-    told = {name: channel[name] for name in plan.codec.tells}
-    question = {"share": share, "t": t, **({"told": told} if told else {})}
-    vector, replies = await plan.gather(pick.cohort, question, pick.enough)
-    before, seen = state["params"], dict[str, Any]()
-    if len(replies) >= max(plan.wire.floor, 1):
-        combined, after = plan.codec.decode(vector, channel, Heard(len(replies), plan.seed if plan.seeded else None, t))
-        channel, seen = facts_of(after)
-        _check(combined, t, replies)
-        state = method.merge(state, unflatten(combined, method.schema))
-        _check(np.asarray(state["params"]), t)
-    moved = length(np.asarray(state["params"] - before))
-    await note("round", round=t + 1, **_facts(plan, share, pick, replies), **seen, **spent, moved=moved)
-    elapsed, served = replies.facts.get("elapsed", history.elapsed), history.served
-    if served is not None:
-        served = served + np.bincount(pick.cohort, minlength=len(served))
-    return state, channel, replace(history, t=t + 1, moved=moved, elapsed=elapsed, last=replies, served=served)
-
-
-def _said(plan: Plan, history: History) -> str | None:
-    return next((s for s in (stop(history) for stop in plan.stop) if s), None)
-
-
-def _facts(plan: Plan, share: Tree, pick: Pick, replies: Replies) -> dict[str, Any]:
-    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
-    said = {k: v for k, v in replies.facts.items() if k != "elapsed"}
-    each = {k: float(np.mean(v)) for k, v in replies.each.items() if k not in ("vector", "finite") and len(v)}
-    short = {"needed": plan.wire.floor} if len(replies) < plan.wire.floor else {}
-    return {
-        "asked": len(pick.cohort),
-        "answered": len(replies),
-        "bytes_up": plan.up * said.get("answered", len(replies)),
-        "bytes_down": down * said.get("asked", len(pick.cohort)),
-        **each,
-        **short,
-        **said,
-    }
-
-
-def _check(numbers: Array, t: int, sent: Replies | None = None) -> None:
-    if np.isfinite(numbers).all():
-        return
-    bad = sent.parties[~sent.each["finite"]].tolist() if sent is not None and "finite" in sent.each else []
-    named = f"party {', '.join(map(str, bad[:5]))}{' and others' if len(bad) > 5 else ''}" if bad else "the sum"
-    whose, rate = (f"{named} sent", "") if sent is not None else ("the step of the server gave", ", method.server.lr=…")
-    raise Diverged(
-        f"round {t + 1}: {whose} numbers that are not finite, so the run stopped and the model of round {t} was kept; "
-        f"use a smaller learning rate (--set method.lr=…{rate}), or clip with a Clip stage"
-    )
-
-
-async def _look(plan: Plan, state: State, history: History) -> History:
-    """Evaluate where the plan says and note what was seen."""
-    share = plan.method.share(state)
-    seen: dict[str, float] = {}
-    for room in plan.rooms:
-        who = np.arange(plan.parts if room == "test" else len(plan.sizes))
-        replies = await ask(who, f"judge.{room}", {"share": share, "t": history.t})
-        if not len(replies):
-            continue
-        metrics, spread = summarise(replies)
-        seen |= {f"{room}.{name}": value for name, value in metrics.items()}
-        spent = {name: replies.facts[name] for name in ("seconds", "compile", "died") if name in replies.facts}
-        await note("look", round=history.t, room=room, **metrics, **spread, **spent)
-    curves = {m: (*history.curves.get(m, ()), (history.t, v)) for m, v in seen.items()}
-    return replace(history, curves={**history.curves, **curves})
-
-
-def summarise(replies: Replies) -> tuple[dict[str, float], dict[str, Any]]:
-    """Turn per-party sums (n, loss, correct or squares) into metrics, and the distribution over parties."""
-    each = {name: np.asarray(leaf, np.float64) for name, leaf in replies.each.items()}
-    n = each["n"]
-    some = n > 0
-    total = max(n.sum(), 1.0)
-    metrics = {"loss": each["loss"].sum() / total}
-    name, sign, sums = ("accuracy", 1.0, each["correct"]) if "correct" in each else ("mse", -1.0, each["squares"])
-    metrics[name] = sums.sum() / total
-    if name == "mse":
-        spread = each["yy"].sum() - each["y"].sum() ** 2 / total
-        metrics["r2"] = 1.0 - sums.sum() / spread if spread > 0 else 0.0
-    score = sign * sums[some] / n[some]
-    parties: dict[str, Any] = {"parties": int(some.sum())}
-    if len(score) > 1:
-        worst = np.sort(score)[: max(1, len(score) // 10)]
-        parties[f"{name}.mean"] = float(sign * score.mean())
-        parties[f"{name}.worst10"] = float(sign * worst.mean())
-        parties[f"{name}.best"] = float(sign * score.max())
-        shown = np.linspace(0, len(score) - 1, min(len(score), 500)).astype(int)
-        parties["each"] = [round(float(v), 4) for v in np.sort(sign * score)[shown]]
-    return {name: float(value) for name, value in metrics.items()}, parties
-
-
-def _memory(state: State, channel: Tree, history: History) -> Tree:
-    curves = {name: np.asarray(curve, np.float64) for name, curve in history.curves.items()}
-    some = {"moved": history.moved, "served": history.served, "channel": dict(channel) or None}
-    kept = {name: value for name, value in some.items() if value is not None}
-    return {"state": state, "t": history.t, "elapsed": history.elapsed, "curves": curves, **kept}
-
-
-def _restore(memory: Tree) -> tuple[State, Tree, History]:
-    curves = {name: tuple((int(t), float(v)) for t, v in curve) for name, curve in memory.get("curves", {}).items()}
-    moved = float(memory["moved"]) if "moved" in memory else None
-    history = History(int(memory["t"]), float(memory["elapsed"]), moved, curves, served=memory.get("served"))
-    return memory["state"], memory.get("channel", {}), history
+    def bound(self, ledger: Any) -> Stop:
+        """Return the stop that knows what a round spends."""
+        return self

@@ -1,4 +1,4 @@
-"""What a party is: a name, data, memory, an address for its randomness, and handlers that answer questions.
+"""What a party is: a name, data, memory, a world for its randomness, and handlers that answer questions.
 
 A handler answers for a *group* of parties at once: every array has a leading axis of parties. A simulator hands it a
 hundred small parties, a real party hands it itself. That one group equals many singles is a law (`atoll.testing`).
@@ -6,14 +6,15 @@ hundred small parties, a real party hands it itself. That one group equals many 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from atoll.core.tree import Array, Tree
+from atoll.core.tree import EMPTY, Array, Tree
+from atoll.core.world import World
 
 
 class Samples(Protocol):
@@ -29,16 +30,90 @@ class Samples(Protocol):
     def index(self) -> Array | None: ...
 
 
+Memory = Mapping[str, Array]  # leaves with a leading axis of parties
+NOTHING: Memory = EMPTY
+
+
+@dataclass(frozen=True, eq=False)
+class Remembered:
+    """What the parties of a group remember. A party that has not answered yet remembers nothing: it is not `known`.
+
+    `leaves` have a row for every party (zeros where a party is not known). A leaf whose rows differ in shape between
+    parties is an object array.
+    """
+
+    known: Array
+    leaves: Memory = field(default_factory=dict)
+    present: Memory = field(default_factory=dict)  # by leaf, who has it, where that differs from who is known
+
+    def get(self, name: str, default: object) -> Array:
+        """Return one row a party: what it remembers under a name, or the default (the value of one row)."""
+        blank = np.asarray(default)
+        if name not in self.leaves:
+            return np.broadcast_to(blank, (len(self.known), *blank.shape))
+        rows, there = self.leaves[name], self.present.get(name, self.known)
+        if there.all():
+            return rows
+        if rows.dtype.hasobject:
+            return ragged([row if has else blank for row, has in zip(rows, there, strict=True)])
+        return np.where(there.reshape(-1, *[1] * (rows.ndim - 1)), rows, blank.astype(rows.dtype))
+
+    def part(self, prefix: str) -> Remembered:
+        """Return the leaves below a prefix, under their names without it."""
+        found, there = (
+            {name[len(prefix) :]: leaf for name, leaf in part.items() if name.startswith(prefix)}
+            for part in (self.leaves, self.present)
+        )
+        return Remembered(self.known, found, there)
+
+    def but(self, named: Container[str]) -> dict[str, Array]:
+        """Return the leaves that are not named, to be remembered as they are: None where a party has none."""
+        found = {}
+        for name, rows in self.leaves.items():
+            if name not in named:
+                there = self.present.get(name, self.known)
+                some = zip(rows, there, strict=True)
+                found[name] = rows if there.all() else ragged([row if has else None for row, has in some])
+        return found
+
+    def only(self, k: int) -> Remembered:
+        one = slice(k, k + 1)
+        parts = ({name: leaf[one] for name, leaf in part.items()} for part in (self.leaves, self.present))
+        return Remembered(self.known[one], *parts)
+
+
+NOBODY = Remembered(np.zeros(0, bool))
+
+
+def ragged(rows: Sequence[Array | None]) -> Array:
+    """Hold rows that may differ in shape as an array of arrays."""
+    held = np.empty(len(rows), object)
+    for k, row in enumerate(rows):
+        held[k] = row
+    return held
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Some parties, as one question sees them. `at` says where their samples stand in `samples`."""
+    """Some parties, as one question sees them. `at` says where their samples stand in `samples`.
+
+    `split` names the samples: "train", "local" (a party's test data) or "test" (the server's). `cache` has for every
+    party what the method prepared from its samples.
+    """
 
     me: Array
     samples: Samples
     at: Array
-    seed: int
+    world: World
     t: int
-    memory: Mapping[str, Array] = field(default_factory=dict)
+    split: str = "train"
+    phase: str = ""
+    memory: Remembered = NOBODY
+    cache: tuple[object, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.memory is NOBODY:
+            object.__setattr__(self, "memory", Remembered(np.zeros(len(self.me), bool)))
 
     def __len__(self) -> int:
         return len(self.me)
@@ -66,36 +141,40 @@ class Group:
 
     def only(self, k: int) -> Group:
         """Return the k-th party of the group as a group of its own."""
-        memory = {name: leaf[k : k + 1] for name, leaf in self.memory.items()}
-        return replace(self, me=self.me[k : k + 1], at=self.at[k : k + 1], memory=memory)
-
-
-Memory = Mapping[str, Array]
+        one = slice(k, k + 1)
+        return replace(self, me=self.me[one], at=self.at[one], memory=self.memory.only(k), cache=self.cache[one])
 
 
 class Handler(Protocol):
     """A pure answer: (body, group) to (reply, memory), every leaf with a leading axis of parties.
 
-    `room` names the samples it may see: "train", "own" (a party's test data) or "test" (the server's). `width` is how
-    many parties it likes to answer for at once.
+    `split` names the samples it may see. `group_size` is how many parties it likes to answer for at once.
     """
 
     @property
-    def room(self) -> str: ...
+    def split(self) -> str: ...
     @property
-    def width(self) -> int: ...
+    def group_size(self) -> int: ...
+    def cache_key(self, body: Tree) -> bytes | None:
+        """Return what `prepare` depends on beside the samples; None: nothing is prepared."""
+        return None
+
+    def prepare(self, body: Tree, group: Group) -> Sequence[object]:
+        """Work out what each party of the group needs again and again; kept per party and process."""
+        return ()
+
     def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]: ...
 
 
 @dataclass(frozen=True)
-class PerParty:
+class PerParty(Handler):
     """Lift a function of one party, (body, x, y, group of one) to a tree, to a handler of groups without memory."""
 
     answer: Callable[[Tree, Array, Array, Group], Tree]
-    room: str = "train"
-    width: int = 1
+    split: str = "train"
+    group_size: int = 1
 
     def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
         answers = [self.answer(body, x, y, group.only(k)) for k, (x, y) in enumerate(group)]
-        reply: dict[str, Any] = {name: np.stack([np.asarray(a[name]) for a in answers]) for name in answers[0]}
-        return reply, group.memory
+        reply: dict[str, object] = {name: np.stack([np.asarray(a[name]) for a in answers]) for name in answers[0]}
+        return reply, NOTHING

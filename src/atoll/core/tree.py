@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from math import prod
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Tree = Mapping[str, Any]  # leaves are arrays or numbers; branches are trees
+EMPTY: Mapping[str, Any] = {}  # for defaults that travel between processes; nobody writes to it
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,11 @@ class Schema:
     @property
     def size(self) -> int:
         return sum(prod(shape) for _, shape in self.leaves)
+
+    @property
+    def digest(self) -> bytes:
+        """Hash names and shapes."""
+        return sha256(json.dumps(self.leaves).encode()).digest()
 
     def slots(self) -> Iterator[tuple[str, int, int, tuple[int, ...]]]:
         """Yield (name, start, stop, shape) of every leaf in the flat vector."""

@@ -6,33 +6,33 @@ Vectors of a cohort are rows of an (n, d) matrix; a stage never knows a party, a
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from atoll.core.effects import Cohort, Replies
-from atoll.core.tree import Array, Tree
-
-
-class Mismatch(ValueError):
-    """Two parts of a pipeline that cannot stand next to each other; the sentence holds the remedy."""
+from atoll.core.errors import Mismatch as Mismatch  # noqa: PLC0414 - part of what a stage needs
+from atoll.core.given import Part
+from atoll.core.question import Layout, Question
+from atoll.core.tree import EMPTY, Array, Tree
+from atoll.core.world import World
 
 
 @dataclass(frozen=True)
 class Event:
     """One addition of noise: "local" or "distributed" (by parties, each enough, or all together), "central" or "tree"
-    (by the server, the latter spread over rounds); `multiplier` is its scale over the bound of one vector.
+    (by the server, the latter spread over `every` rounds); `multiplier` is its scale over the bound of one vector.
     """
 
-    where: str
+    where: Literal["local", "distributed", "central", "tree"]
     multiplier: float
+    every: int = 0
 
 
-class Form(Protocol):
+class Encoding(Protocol):
     """How one row is written as bytes, and read back to the same bits."""
 
     def bytes(self, size: int) -> int: ...
@@ -41,91 +41,199 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True)
-class Wire:
-    """What is proven about one party's vector at one point of the pipeline."""
+class Row:
+    """How one party's vector is laid out.
 
-    size: int  # numbers in the vector
-    cohort: int  # parties expected in one sum
+    Attributes:
+        size: numbers in the vector.
+        dtype: of each number.
+        shapes: of the arrays that stand in the vector, while they still do.
+        aux: numbers at the end, before a weight, that are not the vector's own.
+        encoding: how a vector is written, if not as the plain numbers.
+    """
+
+    size: int
     dtype: str = "float32"
-    l2: float | None = None  # no vector is longer than this
-    ring: int | None = None  # integers modulo this, if it is not real
-    peak: float = 0.0  # no number of a vector goes further from zero in the ring
-    span: float = 0.0  # no sum of a cohort, nor its noise, goes further from zero in the ring
-    noise: tuple[Event, ...] = ()
-    mean: bool = False  # decoding the sum gives a mean
-    fixed: bool = False  # and what it is divided by does not tell who came
-    weighted: bool = False  # the last number is the vector's weight
-    beside: int = 0  # numbers at the end, before a weight, that are not the vector's own
-    floor: int = 0  # a sum of fewer vectors is not opened: too little noise, or no whole batch
-    tree: int = 0  # rounds over which noise is spread
-    shapes: tuple[tuple[int, ...], ...] = ()  # of the arrays that stand in the vector, while they still do
-    form: Form | None = None  # how a vector is written, if not as the plain numbers
-
-    @property
-    def most(self) -> int:
-        """Parties that can come where this many are expected, however they are drawn."""
-        return ceil(self.cohort + 10 * sqrt(self.cohort) + 10)
+    shapes: tuple[tuple[int, ...], ...] = ()
+    aux: int = 0
+    encoding: Encoding | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes of one vector on its way."""
-        return self.form.bytes(self.size) if self.form else self.size * np.dtype(self.dtype).itemsize
+        return self.encoding.bytes(self.size) if self.encoding else self.size * np.dtype(self.dtype).itemsize
 
 
-class About(NamedTuple):
-    """What an encoder may know of the rows beside their numbers: weights, the address of their randomness (without a
-    seed, outside simulations, it comes from the operating system), and what the server told of its own memory.
+@dataclass(frozen=True)
+class RingBounds:
+    """Numbers of a ring: integers modulo `modulus`. No number of a vector goes further from zero than `value_bound`,
+    no sum of a cohort, nor its noise, further than `sum_bound`.
+    """
+
+    modulus: int
+    value_bound: float
+    sum_bound: float
+
+
+@dataclass(frozen=True)
+class Total:
+    """What is known of the sum.
+
+    Attributes:
+        cohort: parties expected in one sum.
+        min_cohort: a sum of fewer vectors is not opened: too little noise, or no whole batch.
+        divisor: what decoding divides the sum by, so that it gives a mean: the number of "answers", the number
+            "expected", or the sum of "weights", which are then the last numbers of the vectors. None: it stays a sum.
+        hides_count: the divisor does not tell who came.
+    """
+
+    cohort: int
+    min_cohort: int = 0
+    divisor: Literal["answers", "expected", "weights"] | None = None
+    hides_count: bool = False
+
+    @property
+    def max_cohort(self) -> int:
+        """Parties that can come where this many are expected, however they are drawn."""
+        return ceil(self.cohort + 10 * sqrt(self.cohort) + 10)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What is proven about one party's vector at one point of the pipeline, and about the sum of a cohort.
+
+    Attributes:
+        row: the layout of a vector.
+        total: what is known of the sum.
+        l2: no vector is longer than this; None: nothing bounds it.
+        ring: integers of a ring; None: real numbers.
+        noise: what was added so far.
+    """
+
+    row: Row
+    total: Total
+    l2: float | None = None
+    ring: RingBounds | None = None
+    noise: tuple[Event, ...] = ()
+
+    @classmethod
+    def of(
+        cls, size: int, cohort: int, dtype: str = "float32", *, shapes: tuple[tuple[int, ...], ...] = (),
+        divisor: Literal["answers", "expected", "weights"] | None = None,
+    ) -> Self:  # fmt: skip
+        """Return what is known before the first stage: so many numbers of so many parties."""
+        return cls(Row(size, dtype, shapes), Total(cohort, divisor=divisor))
+
+    def of_size(self, size: int, l2: float | None) -> Self:
+        """Return the wire of vectors with another number of numbers, which are no longer the arrays they were."""
+        return replace(self, row=replace(self.row, size=size, shapes=()), l2=l2)
+
+    @property
+    def mean(self) -> bool:
+        """Whether decoding the sum gives a mean."""
+        return self.total.divisor is not None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the last number is the vector's weight."""
+        return self.total.divisor == "weights"
+
+    @property
+    def tail(self) -> int:
+        """How many numbers at the end no stage may touch: what stands beside the vector, and its weight."""
+        return self.row.aux + self.weighted
+
+    def noised(self, *where: str) -> bool:
+        """Whether noise was added in one of these places."""
+        return any(event.where in where for event in self.noise)
+
+    def need_real(self, name: str) -> None:
+        """Refuse integers."""
+        if self.ring is not None:
+            raise Mismatch(f"{name} needs real vectors: put it before the stage that makes integers of them")
+
+    def need_ring(self, name: str) -> RingBounds:
+        """Return the ring; refuse real numbers."""
+        if self.ring is None:
+            where = "before the noise" if self.noised("local") else "after Clip()"
+            raise Mismatch(f"{name} adds integers of a ring: put Ring() {where} into the stages")
+        return self.ring
+
+    def need_unwritten(self, name: str, why: str) -> None:
+        """Refuse vectors that a stage before wrote in few bytes; `why` says what would go wrong."""
+        if self.row.encoding is not None:
+            raise Mismatch(f"{name} after a stage that compresses would {why}: put {name} first")
+
+    def need_bound(self, name: str, what: str) -> float:
+        """Return the bound of one vector; refuse one that has none. `what` says what depends on it."""
+        if self.l2 is None:
+            remedy = "use Weigh(max_weight=…) after Clip(norm), or Average()" if self.weighted else _CLIP
+            lost = ", which noise of each party's own took away" if self.noised("local") else ""
+            raise Mismatch(f"{name} takes {what} from the bound of one vector, and this one has none{lost}: {remedy}")
+        return self.l2
+
+
+_CLIP = "put Clip(norm) before it"
+
+
+class EncodeContext(NamedTuple):
+    """What an encoder may know of the rows beside their numbers: weights, the world, the round and the parties (from
+    which every draw follows), what the server told of its own memory, and the parties' training losses.
     """
 
     weight: Array
-    seed: int | None
+    world: World
     t: int
     me: Array
-    told: Mapping[str, Any] = MappingProxyType({})
+    stage_state: Mapping[str, Any] = EMPTY
+    loss: Array | None = None
 
 
-class Heard(NamedTuple):
+class DecodeContext(NamedTuple):
     """What a decoder may know of the sum beside its numbers: how many vectors are in it, the address of the round."""
 
     n: int
-    seed: int | None
+    world: World
     t: int
 
 
-Memory = Mapping[str, Any]
+StageMemory = Mapping[str, Any]
+NONE: StageMemory = EMPTY
+
+
+class Coded(NamedTuple):
+    """What comes out of a stage: rows or a sum, what is remembered, and facts to note that nobody remembers."""
+
+    x: Array
+    memory: StageMemory = NONE
+    facts: Mapping[str, Any] = NONE
 
 
 class Codec(NamedTuple):
     """`encode` on the parties: (rows, own memory) to the same. `decode` on the server: (the sum, its memory).
 
-    The server's memory starts as `start`; the leaves named in `tells` go to the parties with the question. A leaf of
-    memory called "fact.…" is not remembered but noted.
+    The server's memory starts as `start`; the leaves named in `stage_state` go to the parties with the question.
+    `remembers`: encoding leaves memory at the party.
     """
 
-    encode: Callable[[Array, Memory, About], tuple[Array, Memory]]
-    decode: Callable[[Array, Memory, Heard], tuple[Array, Memory]]
-    start: Memory = MappingProxyType({})
-    tells: tuple[str, ...] = ()
+    encode: Callable[[Array, StageMemory, EncodeContext], Coded]
+    decode: Callable[[Array, StageMemory, DecodeContext], Coded]
+    start: StageMemory = NONE
+    stage_state: tuple[str, ...] = ()
+    remembers: bool = False
 
 
-def as_is(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
+def as_is(x: Array, memory: StageMemory, context: EncodeContext) -> Coded:
     """Encode nothing."""
-    return x, memory
+    return Coded(x, memory)
 
 
-def as_was(x: Array, memory: Memory, heard: Heard) -> tuple[Array, Memory]:
+def as_was(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
     """Decode nothing."""
-    return x, memory
+    return Coded(x, memory)
 
 
-def facts_of(memory: Memory) -> tuple[Memory, dict[str, Any]]:
-    """Part what is to be remembered from what is to be noted."""
-    noted = {name: leaf for name, leaf in memory.items() if "fact." in name}
-    kept = {name: leaf for name, leaf in memory.items() if name not in noted}
-    return kept, {name.split("fact.")[1]: leaf for name, leaf in noted.items()}
-
-
-class Stage(Protocol):
+class Stage(Part, Protocol):
     """A function of the wire: read what it proves, state what is added, give the codec that does it."""
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]: ...
@@ -138,25 +246,101 @@ class Gathered(NamedTuple):
     replies: Replies
 
 
-Question = Tree
-Gather = Callable[[Cohort, Question, int | None], Coroutine[Any, Any, Gathered]]
+class Member(NamedTuple):
+    """A party by its name and the key it signs with."""
+
+    name: str
+    key: bytes
 
 
-class Combine(Protocol):
-    """How a cohort's vectors become one: a conversation, decided by the wire it stands on.
+class Setting(NamedTuple):
+    """What a conversation is part of: a phase of an agreed job, in a world, among parties known by name and key.
 
-    `seen` says in words what the server, the other parties and the network get to see of one party's vector. Where
-    more is sent than the vector there is `bytes(wire)`, what a party sends in a round.
+    `agreement` is the hash of the job. `members` are all who may come, by their numbers; a server reads them from its
+    store, a party from its own roster.
     """
 
-    def seen(self, wire: Wire) -> Mapping[str, str]: ...
-    def __call__(self, wire: Wire) -> Gather: ...
+    phase: str
+    world: World
+    agreement: bytes = b""
+    members: Callable[[], Mapping[int, Member]] = dict
 
 
-class Rule(Protocol):
+Gather = Callable[[Cohort, Tree, int | None], Coroutine[Any, Any, Gathered]]  # (whom, question, goal)
+Train = Callable[[Tree], Array]  # a question to this party's vector, as it is sent
+
+
+class ClientSide(Protocol):
+    """A party's side of a conversation, round after round. It raises a sentence where anything is wrong."""
+
+    def answer(self, step: str, body: Tree, train: Train) -> Tree: ...
+
+
+class Combine(Part, Protocol):
+    """How a cohort's vectors become one: a conversation, decided by the wire it stands on.
+
+    The first four members are its own; all others have a default that fits a sum of what parties send.
+    """
+
+    def check(self, wire: Wire) -> None:
+        """Refuse a wire that this cannot combine."""
+        ...
+
+    def gather(self, wire: Wire, setting: Setting) -> Gather: ...
+
+    def questions(self, wire: Wire, setting: Setting, body: Layout, parties: int) -> tuple[Question, ...]:
+        """Declare what may be asked; `body` is the question that asks for a vector, `parties` may come at most."""
+        ...
+
+    def seen(self, wire: Wire, world: World) -> Mapping[str, str]:
+        """Say in words what the server, the other parties and the network get to see of one party's vector."""
+        ...
+
+    def client(self, wire: Wire, setting: Setting, session: Any) -> ClientSide | None:
+        """Return a party's side where there is more to it than to answer with the vector."""
+        return None
+
+    def bytes(self, wire: Wire) -> int:
+        """Return what a party sends in a round."""
+        return wire.row.bytes
+
+    def min_cohort(self, wire: Wire) -> int:
+        """Return how many parties must be there for a round to be worth beginning."""
+        return max(wire.total.min_cohort, 1)
+
+    def holders(self, parties: Sequence[int]) -> tuple[int, ...]:
+        """Say who of these must be there for anything to be opened."""
+        return ()
+
+    def answers(self, wire: Wire) -> int:
+        """Return how many answers a round takes."""
+        return wire.total.cohort
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether the server needs all vectors of a round at once."""
+        return False
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the server reads the sum only."""
+        return False
+
+    @property
+    def staleness(self) -> int | None:
+        """How many rounds old an answer may be; None where a round waits for its own."""
+        return None
+
+
+class Rule(Part, Protocol):
     """One vector for the rows of an (n, d) matrix, on the scale of a single row."""
 
     def __call__(self, rows: Array) -> Array: ...
+
+    @property
+    def min_rows(self) -> int:
+        """The fewest rows it can do with."""
+        return 1
 
 
 def chain(*stages: Stage) -> Stage:
@@ -165,39 +349,47 @@ def chain(*stages: Stage) -> Stage:
     def stage(wire: Wire) -> tuple[Wire, Codec]:
         codecs = []
         for part in stages:
-            if any(event.where in ("central", "tree") for event in wire.noise):
+            if wire.noised("central", "tree"):
                 raise Mismatch(
                     f"{part} stands after the noise of the server, which fits what came before: put it first"
                 )
-            wire, codec = part(wire)
+            made = part(wire)
+            if not (isinstance(made, tuple) and [type(one) for one in made] == [Wire, Codec]):
+                raise Mismatch(f"{part} is no stage: it gives {made!r} of a wire, and a stage gives (wire, codec)")
+            wire, codec = made
             codecs.append(codec)
 
-        def encode(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
+        def encode(x: Array, memory: StageMemory, context: EncodeContext) -> Coded:
             kept: dict[str, Any] = {}
+            facts: dict[str, Any] = {}
             for i, codec in enumerate(codecs):
-                mine = about._replace(told=_of(i, about.told)) if about.told else about
-                x, after = codec.encode(x, _of(i, memory), mine)
+                state = context.stage_state
+                mine = context._replace(stage_state=_of(i, state)) if state else context
+                x, after, noted = codec.encode(x, _of(i, memory), mine)
                 kept |= _named(i, after)
-            return x, kept
+                facts |= noted
+            return Coded(x, kept, facts)
 
-        def decode(x: Array, memory: Memory, heard: Heard) -> tuple[Array, Memory]:
+        def decode(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
             kept: dict[str, Any] = {}
+            facts: dict[str, Any] = {}
             for i, codec in reversed(list(enumerate(codecs))):
-                x, after = codec.decode(x, _of(i, memory), heard)
+                x, after, noted = codec.decode(x, _of(i, memory), context)
                 kept |= _named(i, after)
-            return x, kept
+                facts |= noted
+            return Coded(x, kept, facts)
 
         start = {name: leaf for i, codec in enumerate(codecs) for name, leaf in _named(i, codec.start).items()}
-        tells = tuple(f"{i}.{name}" for i, codec in enumerate(codecs) for name in codec.tells)
-        return wire, Codec(encode, decode, start, tells)
+        state = tuple(f"{i}.{name}" for i, codec in enumerate(codecs) for name in codec.stage_state)
+        return wire, Codec(encode, decode, start, state, any(codec.remembers for codec in codecs))
 
     return stage
 
 
-def _of(i: int, memory: Memory) -> Memory:
+def _of(i: int, memory: StageMemory) -> StageMemory:
     """Pick the leaves of the i-th stage."""
     return {name[len(f"{i}.") :]: leaf for name, leaf in memory.items() if name.startswith(f"{i}.")}
 
 
-def _named(i: int, memory: Memory) -> dict[str, Any]:
+def _named(i: int, memory: StageMemory) -> dict[str, Any]:
     return {f"{i}.{name}": leaf for name, leaf in memory.items()}

@@ -56,7 +56,7 @@ class Scheme(Protocol):
 
 
 @dataclass(frozen=True)
-class Paillier:
+class PaillierScheme:
     """Packed integers of `value` bits, room for the sum of `room` vectors of `size`; all `holders` must open."""
 
     bits: int
@@ -100,7 +100,7 @@ class Paillier:
 
 
 class _Packed:
-    def __init__(self, how: Paillier, key: PublicKey) -> None:
+    def __init__(self, how: PaillierScheme, key: PublicKey) -> None:
         self._how, self._key = how, key
         self._sum: list[mpz] = []
 
@@ -131,7 +131,7 @@ class _Packed:
 
 @dataclass(frozen=True)
 class _Whole:
-    how: Paillier
+    how: PaillierScheme
     key: SecretKey
 
     @property
@@ -152,7 +152,7 @@ class _Whole:
 class _Part:
     """A share opens nothing by itself, so its holder cannot look at what comes out."""
 
-    how: Paillier
+    how: PaillierScheme
     share: KeyShare
 
     @property
@@ -174,7 +174,7 @@ def _numbers(raw: bytes, width: int, count: int) -> list[mpz]:
 
 
 @dataclass(frozen=True)
-class Ckks:
+class CkksScheme:
     """Integers on the grid of CKKS, of `value` bits, in vectors of `size`. A key has one holder."""
 
     value: int
@@ -212,7 +212,7 @@ class Ckks:
 
 
 class _OnGrid:
-    def __init__(self, how: Ckks, key: ckks.Ckks) -> None:
+    def __init__(self, how: CkksScheme, key: ckks.Ckks) -> None:
         self._how, self._key = how, key
         self._sum: list[bytes] = []
 
@@ -239,7 +239,7 @@ class _OnGrid:
 
 @dataclass(frozen=True)
 class _Owner:
-    how: Ckks
+    how: CkksScheme
     key: ckks.Ckks
 
     @property

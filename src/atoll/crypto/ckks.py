@@ -17,10 +17,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from atoll.core.errors import AtollError, NotInstalled
+
+if TYPE_CHECKING:
+    import tenseal as ts
 
 GRID = 2.0**-24  # values are multiples of this
 LIMIT = 2.0**20  # no value, and no sum, is larger: what float64 rounds away inside stays a sixtieth of the grid
@@ -34,8 +39,10 @@ _SECONDS = 60.0  # for one question; it takes milliseconds
 _MEMORY = 4 << 30  # bytes of address space a child may have
 
 
-class ChildDied(RuntimeError):
+class ChildDied(AtollError, RuntimeError):
     """The child process crashed or hung on what it was given; the next call starts a new one."""
+
+    code = "child_died"
 
 
 class Ckks:
@@ -141,7 +148,7 @@ class Ckks:
 
 def _needs_tenseal() -> None:
     if importlib.util.find_spec("tenseal") is None:
-        raise ImportError("CKKS needs TenSEAL: pip install 'atoll[ckks]'")
+        raise NotInstalled("CKKS needs TenSEAL: pip install 'atoll[ckks]'")
 
 
 def _sized(ciphertext: bytes) -> bytes:
@@ -227,7 +234,7 @@ def _read(pipe: IO[bytes], longest: int, most: int) -> list[bytes]:
 # From here on: the child.
 
 
-def _answer(context: Any, verb: bytes, *parts: bytes) -> list[bytes]:
+def _answer(context: ts.Context, verb: bytes, *parts: bytes) -> list[bytes]:
     import tenseal as ts
 
     if verb == b"encrypt":
@@ -238,7 +245,7 @@ def _answer(context: Any, verb: bytes, *parts: bytes) -> list[bytes]:
     return [total.serialize() if verb == b"add" else np.asarray(total.decrypt(), "<f8").tobytes()]
 
 
-def _new() -> Any:
+def _new() -> ts.Context:
     import tenseal as ts
 
     context = ts.context(ts.SCHEME_TYPE.CKKS, _DEGREE, coeff_mod_bit_sizes=_MODULI)
@@ -246,13 +253,13 @@ def _new() -> Any:
     return context
 
 
-def _serialise(context: Any, secret: bool) -> bytes:
+def _serialise(context: ts.Context, secret: bool) -> bytes:
     return context.serialize(
         save_public_key=True, save_secret_key=secret, save_galois_keys=False, save_relin_keys=False
     )
 
 
-def _context(raw: bytes, parameters: Any) -> Any:
+def _context(raw: bytes, parameters: object) -> ts.Context:
     """Load a key; its parameters must be ours, for smaller ones protect nothing."""
     import tenseal as ts
 
@@ -263,7 +270,7 @@ def _context(raw: bytes, parameters: Any) -> Any:
     return context
 
 
-def _vector(context: Any, raw: bytes) -> Any:
+def _vector(context: ts.Context, raw: bytes) -> ts.CKKSVector:
     """Load a ciphertext that looks like a fresh one or a sum of such."""
     import tenseal as ts
 

@@ -1,18 +1,17 @@
 """Who holds the key of an encrypted sum: a key lives for one round, opens one sum and is forgotten.
 
 **Semi-honest**: the server is trusted to hand the holders sums and nothing else; see `atoll.crypto.secagg` where it may
-lie. All else is checked: whose key it is, for which round, model and cohort, how many vectors a sum is said to hold,
-and the form of every message.
+lie. All else is checked: whose key it is, for which job, round, model and cohort, how many vectors a sum is said to
+hold, and the form of every message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -24,9 +23,9 @@ from atoll.crypto.keys import (
     NONCE,
     SIGNATURE,
     TAG,
+    Abort,
     Identity,
     Pair,
-    Refused,
     agree,
     derive,
     open_sealed,
@@ -35,32 +34,18 @@ from atoll.crypto.keys import (
     seal,
     verify,
 )  # fmt: skip
-from atoll.crypto.secagg.messages import Id, Key, Message, Signature
-from atoll.crypto.secagg.policy import Abort, Record
+from atoll.crypto.records import AnyMessage, Id, Key, Message, Signature, decode, encode
+from atoll.crypto.secagg.policy import SpentRecord
+from atoll.crypto.terms import Agreement, Terms
 
-PROTOCOL = "atoll/encrypted/1"
+PROTOCOL = "atoll/encrypted/2"
 STEPS = ("meet", "key", "seal", "open")
 ADVERT = KEY + SIGNATURE
 _FRAME = 4096  # bytes of a message beside its keys, ciphertexts and names
 _NAME = 16  # bytes of a party's number, and of a frame
-Hash = Annotated[bytes, Meta(min_length=KEY, max_length=KEY)]
 
 
-class Terms(Message, frozen=True, tag="terms"):
-    """What one round is about, as the server says it: every party holds it against what it knows itself."""
-
-    session: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    t: Id
-    cohort: list[Id]  # who is asked for a vector, ascending
-    model: Hash  # of the question that they get
-    form: Hash  # of everything that vectors, ciphertexts and keys must agree in
-
-    @property
-    def digest(self) -> bytes:
-        return sha256(packed(PROTOCOL, self.session, self.t, packed(*self.cohort), self.model, self.form)).digest()
-
-
-class Ask(Message, frozen=True, tag="ask"):
+class KeyRequest(Message, frozen=True, tag="ask"):
     """To the first holder: make a key, and deal it to those who sent these adverts."""
 
     terms: Terms
@@ -88,29 +73,13 @@ class Dealt(Message, frozen=True, tag="dealt"):
     boxes: list[tuple[Id, bytes]]
 
 
-class Total(Message, frozen=True, tag="total"):
+class SumToOpen(Message, frozen=True, tag="total"):
     """To a holder: the sum of the vectors of these parties, and its share of the key, if it has not got one yet."""
 
     key: SignedKey
     among: list[Id]  # ascending
     total: bytes
     box: bytes = b""
-
-
-AnyMessage = TypeVar("AnyMessage", bound=Message)
-
-
-def encode(message: Message) -> bytes:
-    return msgspec.msgpack.encode(message)
-
-
-def decode(kind: type[AnyMessage], data: bytes, most: int) -> AnyMessage:
-    """Read a message of the expected kind, or refuse it; too long a message is not even looked at."""
-    refuse_if(len(data) > most, f"a message of {len(data)} bytes: {kind.__name__} has at most {most}")
-    try:
-        return msgspec.msgpack.decode(data, type=kind, strict=True)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Refused(f"the bytes are no {kind.__name__}") from None
 
 
 def message_sizes(scheme: Scheme, holders: int, parties: int) -> dict[str, tuple[int, int]]:
@@ -135,25 +104,23 @@ def doubts() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Table:
-    """What a party, or the server, knows of an encrypted sum by itself: the job's parties and form, its own policy."""
+class KeyRules:
+    """What a party, or the server, knows of an encrypted sum by itself: what was agreed, and who holds the key."""
 
-    roster: Mapping[int, bytes] = field(repr=False)  # number to Ed25519 key
+    agreed: Agreement = field(repr=False)
     holders: tuple[int, ...]  # who keeps the key; the first of them makes it
-    form: bytes
-    least: int  # vectors in a sum
     scheme: Callable[[int], Scheme] = field(repr=False)  # by the number of parties that are asked
 
     @cached_property
     def _sizes(self) -> dict[str, tuple[int, int]]:
-        return message_sizes(self.scheme(len(self.roster)), len(self.holders), len(self.roster))
+        parties = len(self.agreed.members)
+        return message_sizes(self.scheme(parties), len(self.holders), parties)
 
     def key_for(self, me: int, message: bytes, t: int, model: bytes) -> SignedKey:
         """Read the key to encrypt with in this round; `model` is the hash of what this party was given."""
         key = self.read(SignedKey, "seal", message)
-        self.check_terms(key.terms, t)
-        refuse_if(me not in key.terms.cohort, "the round is not this party's: it is not named in it", Abort)
-        refuse_if(key.terms.model != model, "the key is for another model than the one that came", Abort)
+        self.agreed.check(key.terms, t)
+        self.agreed.check_asked(key.terms, me, model)
         self.check_key(key)
         return key
 
@@ -168,26 +135,16 @@ class Table:
         """Read what the server says at a step."""
         return decode(kind, message, self._sizes[step][1])
 
-    def check_terms(self, terms: Terms, t: int) -> None:
-        refuse_if(terms.t != t, f"terms of round {terms.t + 1} in round {t + 1}", Abort)
-        refuse_if(terms.form != self.form, "the round is about another model, or another way to encrypt it, than this "
-                  "party's job", Abort)  # fmt: skip
-        cohort = set(terms.cohort)
-        refuse_if(sorted(cohort) != terms.cohort, "the cohort names a party twice, or is not in order", Abort)
-        strangers = sorted(cohort - self.roster.keys())
-        refuse_if(bool(strangers), f"parties {strangers[:5]} are not in this party's roster", Abort)
-        refuse_if(len(cohort) < self.least, f"{len(cohort)} parties are asked: a sum holds {self.least} or more", Abort)
-
     def check_key(self, key: SignedKey) -> None:
-        """Refuse a key that its holder did not sign for exactly this round, model and cohort."""
+        """Refuse a key that its holder did not sign for exactly this job, round, model and cohort."""
         maker = self.holders[0]
-        signed = verify(self.roster[maker], key.statement(self.holders), key.signature)
+        signed = verify(self.agreed.roster[maker], key.statement(self.holders), key.signature)
         refuse_if(not signed, f"party {maker}, who holds the key, did not sign this one for this round", Abort)
 
     def check_advert(self, terms: Terms, who: int, advert: bytes) -> bytes:
         """Give the key of an advert, once its signature has been checked."""
         key, signature = advert[:KEY], advert[KEY:]
-        signed = verify(self.roster[who], advert_statement(terms, who, key), signature)
+        signed = verify(self.agreed.roster[who], advert_statement(terms, who, key), signature)
         refuse_if(not signed, f"party {who} did not sign the key to seal its share with", Abort)
         return key
 
@@ -201,7 +158,7 @@ def advert_statement(terms: Terms, who: int, key: bytes) -> bytes:
 
 
 @dataclass
-class _Round:
+class _KeyRound:
     """What a holder has in memory from the first message to the sum."""
 
     terms: Terms
@@ -213,61 +170,62 @@ class _Round:
 class Holder:
     """One holder, round after round: it has the key, or the share, of the present round only."""
 
-    def __init__(self, me: int, identity: Identity, table: Table, spent: Record) -> None:
-        self._me, self._identity, self._table, self._spent = me, identity, table, spent
-        self._round: _Round | None = None
+    def __init__(self, me: int, identity: Identity, spent: SpentRecord) -> None:
+        self._me, self._identity, self._spent = me, identity, spent
+        self._round: _KeyRound | None = None
 
     def __repr__(self) -> str:
         return f"Holder({self._me}, {'a key' if self._round else 'no key'})"
 
-    def answer(self, step: str, message: bytes, t: int) -> bytes:
+    def answer(self, rules: KeyRules, step: str, message: bytes, t: int) -> bytes:
         """Take one step; every doubt ends the round."""
-        table, me = self._table, self._me
-        role = me in table.holders[1:] if step == "meet" else me == table.holders[0] if step == "key" else True
-        refuse_if(not role or me not in table.holders, f"asked for {step!r}, and the key is kept by "
-                  f"{', '.join(f'party {who}' for who in table.holders)}", Abort)  # fmt: skip
+        me, names = self._me, ", ".join(f"party {who}" for who in rules.holders)
+        role = me in rules.holders[1:] if step == "meet" else me == rules.holders[0] if step == "key" else True
+        refuse_if(
+            not role or me not in rules.holders, f"asked for {step!r}, and the key is kept by {names}", Abort
+        )  # fmt: skip
         with doubts():
             if step == "meet":
-                return self._meet(table.read(Terms, step, message), t)
+                return self._meet(rules, rules.read(Terms, step, message), t)
             if step == "key":
-                return self._deal(table.read(Ask, step, message), t)
-            return self._open(table.read(Total, step, message), t)
+                return self._deal(rules, rules.read(KeyRequest, step, message), t)
+            return self._open(rules, rules.read(SumToOpen, step, message), t)
 
-    def _meet(self, terms: Terms, t: int) -> bytes:
+    def _meet(self, rules: KeyRules, terms: Terms, t: int) -> bytes:
         """Ask for a share: a fresh key to seal it with, signed."""
-        self._begin(terms, t)
+        self._begin(rules, terms, t)
         pair = Pair.new()
-        self._round = _Round(terms, pair)
+        self._round = _KeyRound(terms, pair)
         return pair.public + self._identity.sign(advert_statement(terms, self._me, pair.public))
 
-    def _deal(self, said: Ask, t: int) -> bytes:
+    def _deal(self, rules: KeyRules, said: KeyRequest, t: int) -> bytes:
         """Make the key; keep one's own share of it and seal the others'. Nothing keeps the whole of a shared key."""
-        terms, table = said.terms, self._table
-        self._begin(terms, t)
-        others = table.holders[1:]
+        terms = said.terms
+        self._begin(rules, terms, t)
+        others = rules.holders[1:]
         refuse_if([who for who, _ in said.adverts] != list(others), "not all other holders asked for a share", Abort)
-        theirs = [table.check_advert(terms, who, advert) for who, advert in said.adverts]
-        mine, shares = table.scheme(len(terms.cohort)).new()
+        theirs = [rules.check_advert(terms, who, advert) for who, advert in said.adverts]
+        mine, shares = rules.scheme(len(terms.cohort)).new()
         pair = Pair.new() if others else None
         key = SignedKey(terms, mine.public, pair.public if pair else None, b"")
-        key = msgspec.structs.replace(key, signature=self._identity.sign(key.statement(table.holders)))
+        key = msgspec.structs.replace(key, signature=self._identity.sign(key.statement(rules.holders)))
         boxes = []
         for who, public, share in zip(others, theirs, shares, strict=True):
             assert pair is not None
             key_of_box = _share_key(pair, public, terms, self._me, who)
-            boxes.append((who, seal(key_of_box, share, session=terms.session, round_no=t, i=self._me, j=who)))
-        self._round = _Round(terms, None, mine, key)
+            boxes.append((who, seal(key_of_box, share, context=terms.digest, i=self._me, j=who)))
+        self._round = _KeyRound(terms, None, mine, key)
         return encode(Dealt(key, boxes))
 
-    def _open(self, said: Total, t: int) -> bytes:
+    def _open(self, rules: KeyRules, said: SumToOpen, t: int) -> bytes:
         # Whatever comes of it, this round's key is not used again.
         now, self._round = self._round, None
         if now is None:
             raise Abort("this party has no key of this round, which was opened, or it was started again: "
                         "it is back in the next")  # fmt: skip
         try:
-            self._check(now, said, t)
-            opener = now.opener or self._share(now, said)
+            self._check(rules, now, said, t)
+            opener = now.opener or self._share(rules, now, said)
             refuse_if(opener.public != said.key.public, "a share of another key than the one that was signed", Abort)
             # Before the sum exists outside: a crash in between costs the round.
             self._spent.spend(now.terms.session, t, 0)
@@ -276,36 +234,35 @@ class Holder:
             if now.opener is not None:
                 now.opener.close()
 
-    def _begin(self, terms: Terms, t: int) -> None:
+    def _begin(self, rules: KeyRules, terms: Terms, t: int) -> None:
         """Hold the terms against one's own; what is left of an earlier round is dropped."""
         if self._round is not None and self._round.opener is not None:
             self._round.opener.close()
         self._round = None
-        self._table.check_terms(terms, t)
+        rules.agreed.check(terms, t)
         opened = self._spent.last(terms.session)[0]
         refuse_if(t <= opened, f"round {t + 1}: its sum, or a later one, was already opened once", Abort)
 
-    def _check(self, now: _Round, said: Total, t: int) -> None:
-        table, among = self._table, set(said.among)
-        table.check_terms(said.key.terms, t)
+    def _check(self, rules: KeyRules, now: _KeyRound, said: SumToOpen, t: int) -> None:
+        among, least = set(said.among), rules.agreed.min_cohort
+        rules.agreed.check(said.key.terms, t)
         other = said.key.terms != now.terms or (now.key is not None and said.key != now.key)
         refuse_if(other, "a sum under another key than the one of this round", Abort)
-        table.check_key(said.key)
+        rules.check_key(said.key)
         refuse_if(sorted(among) != said.among, "the sum names a party twice, or not in order", Abort)
         refuse_if(not among <= set(now.terms.cohort), "the sum names parties that were not asked", Abort)
-        refuse_if(len(among) < table.least, f"a sum of {len(among)} vectors: {table.least} are the least", Abort)
+        refuse_if(len(among) < least, f"a sum of {len(among)} vectors: {least} are the least", Abort)
 
-    def _share(self, now: _Round, said: Total) -> Opener:
+    def _share(self, rules: KeyRules, now: _KeyRound, said: SumToOpen) -> Opener:
         """Open the box with one's share of the key."""
-        dealer, terms = self._table.holders[0], now.terms
+        dealer, terms = rules.holders[0], now.terms
         if now.pair is None or said.key.dealer is None:
             raise Abort("a key that was not dealt, where it should have been")
         key = _share_key(now.pair, said.key.dealer, terms, dealer, self._me)
-        share = open_sealed(key, said.box, session=terms.session, round_no=terms.t, i=dealer, j=self._me)
-        return self._table.scheme(len(terms.cohort)).opener(share)
+        share = open_sealed(key, said.box, context=terms.digest, i=dealer, j=self._me)
+        return rules.scheme(len(terms.cohort)).opener(share)
 
 
 def _share_key(pair: Pair, theirs: bytes, terms: Terms, i: int, j: int) -> bytes:
     """The key under which the dealer i seals a share for j."""
-    return derive(agree(pair, theirs), purpose="encrypted", session=terms.session, round_no=terms.t, i=i, j=j,
-                  model=terms.digest, name="share", width=0)  # fmt: skip
+    return derive(agree(pair, theirs), purpose="encrypted", context=terms.digest, i=i, j=j)

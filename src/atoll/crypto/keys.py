@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import struct
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -13,14 +14,24 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-PROTOCOL = b"atoll/secagg/1"
+from atoll.core.errors import AtollError
+
+PROTOCOL = b"atoll/secagg/2"
 KEY = 32  # bytes of every key, seed and hash
 SIGNATURE = 64
 NONCE, TAG = 12, 16
 
 
-class Refused(ValueError):
+class Refused(AtollError, ValueError):
     """A value that must not be used; the sentence names it."""
+
+    code = "refused"
+
+
+class Abort(AtollError):
+    """A party takes no further part in a sum, or the sum is over; the sentence says why."""
+
+    code = "abort"
 
 
 def refuse_if(condition: bool, sentence: str, error: type[Exception] = Refused) -> None:
@@ -29,10 +40,16 @@ def refuse_if(condition: bool, sentence: str, error: type[Exception] = Refused) 
         raise error(sentence)
 
 
-def packed(*fields: bytes | str | int) -> bytes:
-    """Fields behind their lengths, so that no two lists of fields give the same bytes."""
-    parts = [v.to_bytes(8, "big") if isinstance(v, int) else v.encode() if isinstance(v, str) else v for v in fields]
+def packed(*fields: bytes | str | int | float) -> bytes:
+    """Fields behind their lengths, so that no two lists of fields of the same types give the same bytes."""
+    parts = [v if isinstance(v, bytes) else _plain(v) for v in fields]
     return b"".join([piece for part in parts for piece in (len(part).to_bytes(4, "big"), part)])
+
+
+def _plain(value: str | int | float) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return value.to_bytes(8, "big") if isinstance(value, int) else struct.pack(">d", value)
 
 
 @dataclass(frozen=True)
@@ -108,24 +125,25 @@ def agree(pair: Pair, theirs: bytes) -> bytes:
     return sha256(packed(PROTOCOL, "agree", shared, *sorted((pair.public, theirs)))).digest()
 
 
-def derive(
-    secret: bytes, *, purpose: str, session: bytes, round_no: int, i: int, j: int, model: bytes, name: str, width: int
-) -> bytes:
-    """One key for one purpose: HKDF-SHA256 with everything that must differ in its info."""
-    info = packed(PROTOCOL, purpose, session, round_no, i, j, model, name, width)
+def derive(secret: bytes, *, purpose: str, context: bytes, i: int, j: int) -> bytes:
+    """One key for one purpose: HKDF-SHA256 with everything that must differ in its info.
+
+    `context` is the hash of all that the two ends must agree in: the job, the round, the model and who takes part.
+    """
+    info = packed(PROTOCOL, purpose, context, i, j)
     return HKDF(algorithm=SHA256(), length=KEY, salt=None, info=info).derive(secret)
 
 
-def seal(key: bytes, text: bytes, *, session: bytes, round_no: int, i: int, j: int) -> bytes:
+def seal(key: bytes, text: bytes, *, context: bytes, i: int, j: int) -> bytes:
     """AES-256-GCM from i to j: nonce and ciphertext."""
     nonce = secrets.token_bytes(NONCE)
-    return nonce + AESGCM(key).encrypt(nonce, text, packed(PROTOCOL, session, round_no, i, j))
+    return nonce + AESGCM(key).encrypt(nonce, text, packed(PROTOCOL, context, i, j))
 
 
-def open_sealed(key: bytes, box: bytes, *, session: bytes, round_no: int, i: int, j: int) -> bytes:
+def open_sealed(key: bytes, box: bytes, *, context: bytes, i: int, j: int) -> bytes:
     """What i sealed for j, or a refusal."""
     refuse_if(len(box) < NONCE + TAG, f"a sealed text of {len(box)} bytes: it has at least {NONCE + TAG}")
     try:
-        return AESGCM(key).decrypt(box[:NONCE], box[NONCE:], packed(PROTOCOL, session, round_no, i, j))
+        return AESGCM(key).decrypt(box[:NONCE], box[NONCE:], packed(PROTOCOL, context, i, j))
     except InvalidTag:
         raise Refused(f"the text sealed by party {i} for party {j} was changed on its way") from None

@@ -6,27 +6,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from time import process_time
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from atoll.crypto import field as gf
 from atoll.crypto import keys
 from atoll.crypto.field import Elements, P
-from atoll.crypto.keys import KEY, NONCE, SIGNATURE, TAG, Identity, Pair, Refused, packed, refuse_if
-from atoll.crypto.secagg.policy import Abort
+from atoll.crypto.keys import KEY, NONCE, SIGNATURE, TAG, Abort, Identity, Pair, Refused, packed, refuse_if
 
-PROTOCOL = "atoll/light/1"
+PROTOCOL = "atoll/light/2"
 STEPS = ("advertise", "share", "upload", "recover")
-_HELD = 1 << 27  # numbers in all shares of a rehearsal at a time, four bytes each
 _SMALL = 64  # bytes that the frame of a list, and of each of its items, takes at most
 _PAIRS = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
 _NAMES = msgspec.msgpack.Decoder(list[int])
@@ -47,7 +43,7 @@ class Light:
     size: int
     session: bytes
     round_no: int = 0
-    model: bytes = b""
+    model: bytes = b""  # a hash of all else that the parties agree in: the job, the question, who is who
 
     def __post_init__(self) -> None:
         n = len(self.roster)
@@ -91,11 +87,14 @@ class Light:
         return KEY + SIGNATURE + (len(self.roster) - 1) * self.letter + 4 * self.size + 4 * self.columns
 
 
+T = TypeVar("T")
+
+
 def _after(step: str) -> str:
     return (*STEPS, "nothing")[STEPS.index(step) + 1]
 
 
-def _listed(decoder: msgspec.msgpack.Decoder[list[Any]], data: bytes, *, items: int, each: int, what: str) -> list[Any]:
+def _listed(decoder: msgspec.msgpack.Decoder[list[T]], data: bytes, *, items: int, each: int, what: str) -> list[T]:
     """Decode a list that a peer sent, after its size has been looked at."""
     limit = _SMALL + items * (each + _SMALL)
     refuse_if(len(data) > limit, f"{what} of {len(data)} bytes: {limit} are the most", Abort)
@@ -122,19 +121,20 @@ def _advertised_key(light: Light, who: int, advert: bytes) -> bytes:
     return key
 
 
-class Client:
+class LightClient:
     """One user in one round. Each step is taken once and in order; after an `Abort` nothing more is answered."""
 
     def __init__(self, light: Light, me: int, identity: Identity) -> None:
         refuse_if(light.roster.get(me) != identity.public, f"party {me}: the roster has another key for it")
         self.light, self.me = light, me
         self._due = STEPS[0]
-        self._identity, self._pair, self._mask_key = identity, Pair.new(), secrets.token_bytes(KEY)
+        self._identity, self._pair = identity, Pair.new()
+        self._mask_key = _mask_key(light, secrets.token_bytes(KEY), me)
         self._secrets: dict[int, bytes] = {}  # agreed with each peer
         self._shares: dict[int, Elements] = {}  # of each user's mask, the one that is mine
 
     def __repr__(self) -> str:
-        return f"Client(me={self.me}, due={self._due!r})"
+        return f"LightClient(me={self.me}, due={self._due!r})"
 
     @contextmanager
     def _turn(self, step: str) -> Iterator[None]:
@@ -149,6 +149,18 @@ class Client:
         finally:
             if self._due == "nothing":
                 self._mask_key, self._secrets, self._shares = b"", {}, {}
+
+    def answer(self, step: str, message: bytes, x: Elements) -> bytes:
+        """Answer any message; the first one needs nothing."""
+        match step:
+            case "advertise":
+                return self.advertise()
+            case "share":
+                return self.share(message)
+            case "upload":
+                return self.upload(message, x)
+            case _:
+                return self.recover(message)
 
     def advertise(self) -> bytes:
         """Give a fresh key, signed for this round."""
@@ -200,17 +212,21 @@ class Client:
 
     def _seal(self, j: int, share: Elements) -> bytes:
         light, key = self.light, _letter_key(self.light, self._secrets[j], self.me, j)
-        return keys.seal(key, gf.to_bytes(share), session=light.session, round_no=light.round_no, i=self.me, j=j)
+        return keys.seal(key, gf.to_bytes(share), context=light.context, i=self.me, j=j)
 
     def _open(self, i: int, box: bytes) -> Elements:
         light, key = self.light, _letter_key(self.light, self._secrets[i], i, self.me)
-        text = keys.open_sealed(key, box, session=light.session, round_no=light.round_no, i=i, j=self.me)
+        text = keys.open_sealed(key, box, context=light.context, i=i, j=self.me)
         return _from_peer(text, light.columns, i)
 
 
+def _mask_key(light: Light, seed: bytes, me: int) -> bytes:
+    """The key of a party's own mask. All that was agreed is in it: a mask is for one round of one job."""
+    return keys.derive(seed, purpose="light mask", context=light.context, i=me, j=me)
+
+
 def _letter_key(light: Light, secret: bytes, i: int, j: int) -> bytes:
-    return keys.derive(secret, purpose="light", session=light.session, round_no=light.round_no, i=i, j=j,
-                       model=light.context, name="", width=31)  # fmt: skip
+    return keys.derive(secret, purpose="light", context=light.context, i=i, j=j)
 
 
 def _from_peer(data: bytes, count: int, who: int) -> Elements:
@@ -221,7 +237,7 @@ def _from_peer(data: bytes, count: int, who: int) -> Elements:
         raise Abort(f"party {who} sent {error}") from None
 
 
-class Server:
+class LightServer:
     """The honest other side: it routes, adds up, and unmasks from exactly U answers whoever dropped out.
 
     A message that is not right raises `Abort` and changes nothing: its sender counts as dropped out. A step that too
@@ -241,6 +257,7 @@ class Server:
     def take(self, who: int, message: bytes) -> None:
         """Take one user's message of the step that is open."""
         light = self.light
+        refuse_if(self._due not in STEPS, f"a message of party {who} after the end: the session is over", Abort)
         match self._due:
             case "advertise":
                 _admit(who, light.roster, self._adverts)
@@ -262,8 +279,6 @@ class Server:
                 share = _from_peer(message, light.columns, who)
                 if len(self._answers) < light.target:  # more of them would only be more work
                     self._answers[who] = share
-            case _:
-                raise Abort(f"a message of party {who} after the end: the session is over")
 
     def turn(self) -> dict[int, bytes]:
         """Close the open step: what each of those who took it is sent next."""
@@ -307,92 +322,3 @@ class Server:
 def _admit(who: int, allowed: Collection[int], already: Collection[int]) -> None:
     refuse_if(who not in allowed, f"party {who} has no part in this step", Abort)
     refuse_if(who in already, f"party {who} has answered already", Abort)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a rehearsal cost."""
-
-    bytes: Mapping[int, int]  # up and down, by party
-    client_seconds: float  # CPU of an average party
-    unmask_seconds: float
-    multiply_adds: int  # of unmasking
-    dropouts: int
-
-
-class Rehearsed(NamedTuple):
-    """The sum, whose vectors are in it, and what it cost."""
-
-    sum: npt.NDArray[np.int64]
-    survivors: tuple[int, ...]
-    facts: Facts
-
-
-def rehearse(
-    rows: npt.NDArray[np.int64],
-    *,
-    ids: Sequence[int] | None = None,
-    privacy: int,
-    target: int,
-    model: bytes = b"",
-    session: bytes | None = None,
-    round: int = 0,  # noqa: A002, the caller's word for it
-    drop: Mapping[int, str] | None = None,
-    identities: Mapping[int, Identity] | None = None,
-) -> Rehearsed:
-    """Sum rows of signed integers with real clients and a real server; `drop` names the message one never sends.
-
-    Long rows go in blocks, each a session of its own, so that the shares of all clients fit in memory.
-    """
-    refuse_if(
-        rows.ndim != 2 or rows.dtype.kind != "i" or not rows.size, f"{rows.dtype} {rows.shape}: give (n, d) int64"
-    )
-    (n, size), drop, session = rows.shape, drop or {}, session or secrets.token_bytes(16)
-    names = list(range(n)) if ids is None else list(ids)
-    refuse_if(len(set(names)) != n or len(names) != n, f"{len(names)} ids for {n} rows: each row has its own")
-    known_drops = set(drop) <= set(names) and set(drop.values()) <= set(STEPS)
-    refuse_if(not known_drops, f"drop={dict(drop)}: name parties that have a row, and messages {', '.join(STEPS)}")
-    most = n * max(-int(rows.min()), int(rows.max()))
-    refuse_if(2 * most >= P, f"a sum of {n} rows may reach {most}: the field holds {P // 2}; scale the rows down")
-    known = identities or {who: Identity.new() for who in names}
-    roster = {who: known[who].public for who in names}
-    runs, block = [], max(_HELD // n**2, 1) * max(target - privacy, 1)
-    for start in range(0, size, block):
-        some = {who: row[start : start + block].astype(np.int64) for who, row in zip(names, rows, strict=True)}
-        part = session + start.to_bytes(8, "big")
-        light = Light(roster, privacy, target, min(block, size - start), part, round, model)
-        runs.append(_rehearse_one(light, {who: Client(light, who, known[who]) for who in names}, some, drop))
-    costs = [run.facts for run in runs]
-    traffic = {who: sum(cost.bytes[who] for cost in costs) for who in names}
-    facts = Facts(traffic, sum(cost.client_seconds for cost in costs), sum(cost.unmask_seconds for cost in costs),
-                  sum(cost.multiply_adds for cost in costs), len(drop))  # fmt: skip
-    return Rehearsed(np.concatenate([run.sum for run in runs]), runs[0].survivors, facts)
-
-
-def _rehearse_one(
-    light: Light, clients: Mapping[int, Client], rows: Mapping[int, npt.NDArray[np.int64]], drop: Mapping[int, str]
-) -> Rehearsed:
-    server, inbox, traffic, seconds = Server(light), dict.fromkeys(clients, b""), dict.fromkeys(clients, 0), 0.0
-    for step in STEPS:
-        for who, message in inbox.items():
-            if drop.get(who) != step:
-                start = process_time()
-                answer = _answer(clients[who], step, message, rows[who])
-                seconds += process_time() - start
-                traffic[who] += len(message) + len(answer)
-                server.take(who, answer)
-        if step != STEPS[-1]:
-            inbox = server.turn()
-    start = process_time()
-    total = gf.to_signed(server.finish())
-    unmasking = process_time() - start
-    facts = Facts(traffic, seconds / len(clients), unmasking, server.multiply_adds, len(drop))
-    return Rehearsed(total, server.survivors, facts)
-
-
-def _answer(client: Client, step: str, message: bytes, x: npt.NDArray[np.int64]) -> bytes:
-    if step == "advertise":
-        return client.advertise()
-    if step == "upload":
-        return client.upload(message, gf.from_signed(x))
-    return client.share(message) if step == "share" else client.recover(message)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
 
 from atoll.crypto.keys import KEY, refuse_if
 
-Integers = npt.NDArray[Any]  # uint32 or uint64
+Integers = NDArray[Any]  # uint32 or uint64
 
 CHUNK = 1 << 16  # bytes: text, key stream and vector stay in the second-level cache together
 ZEROS = bytes(CHUNK)
-LITTLE: dict[int, Any] = {4: np.dtype("<u4"), 8: np.dtype("<u8")}
+LITTLE: dict[int, np.dtype[Any]] = {4: np.dtype("<u4"), 8: np.dtype("<u8")}
 
 
 def add_mask(out: Integers, key: bytes, *, sign: Literal[1, -1] = 1) -> None:

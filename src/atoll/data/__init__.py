@@ -1,14 +1,14 @@
-"""Data: what parties hold, where it comes from, how it is dealt out."""
+"""Data: what parties hold, where it comes from, how it is divided."""
 
-from .arrays import federate, from_arrays, from_csv
-from .catalogue import load, names
-from .checks import check
-from .errors import BadData, DataMissing
-from .federated import Federated, Silos
-from .partition import SCHEMES
-from .population import pooled, synthetic
-from .recipe import build
-from .table import Table
+from atoll.data.arrays import federate, from_arrays, from_csv
+from atoll.data.catalogue import load, names
+from atoll.data.checks import check
+from atoll.data.errors import BadData, DataMissing
+from atoll.data.federated import Federated, Silos
+from atoll.data.partition import SCHEMES
+from atoll.data.population import pooled, synthetic
+from atoll.data.recipe import build
+from atoll.data.table import Table
 
 __all__ = [
     "SCHEMES",

@@ -5,37 +5,56 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from .columns import Columns, Encoding, read_columns
-from .errors import BadData
-from .federated import Array, Federated, Kind, Silos
-from .table import Table, central
+from atoll.core.tree import Array
+from atoll.data.columns import ColumnEncoding, Columns, read_columns
+from atoll.data.errors import BadData
+from atoll.data.federated import Federated, Kind, Silos
+from atoll.data.table import Table, central
 
 MOST_CLASSES = 100  # whole numbers with more distinct values than this are taken for a measurement
 
 
 def from_arrays(
-    x: Any,
-    y: Any,
+    x: ArrayLike,
+    y: ArrayLike,
     *,
-    test: tuple[Any, Any] | float | None = None,
-    keys: Mapping[str, Any] | None = None,
+    test: tuple[ArrayLike, ArrayLike] | float | None = None,
+    keys: Mapping[str, ArrayLike] | None = None,
     kind: Kind | None = None,
     classes: int | None = None,
     features: Sequence[str] = (),
 ) -> Table:
-    """Make a table of arrays: samples first, one label (or a row of labels) a sample.
+    """Make a table of arrays: samples first, one label (or a row of labels) for each sample.
 
-    `test` is a pair of arrays or the fraction of rows to take out. `kind` is told from the labels where not said:
-    integers, or floats with few distinct whole values, are classes.
+    Args:
+        x: rows of features, finite numbers.
+        y: one label for each row; classes are numbered from 0.
+        test: the central test set: a pair (x, y), or the fraction of the rows to take out. Default: none.
+        keys: values by which `split` can divide the rows, one for each row. Default: none.
+        kind: "classes" (integer labels) or "real" (regression targets). Default: whole-numbered labels with at most 100
+            distinct values are classes, and so are all integers.
+        classes: number of classes. Default: the largest label plus one.
+        features: names of the columns. Default: none.
+
+    Example:
+        >>> import atoll
+        >>> import numpy as np
+        >>> x, y = np.random.default_rng(0).normal(size=(200, 5)), np.arange(200) % 3
+        >>> table = atoll.data.from_arrays(x, y, test=0.2, keys={"city": np.arange(200) % 4})
+        >>> len(table), len(table.split(by="city"))
+        (160, 4)
     """
     x, y = _samples(x), np.asarray(y)
     _same_length(x, y, "x and y")
     kind = kind or _kind_of(y)
-    pair = None if test is None or isinstance(test, int | float) else (_samples(test[0]), np.asarray(test[1]))
+    pair = None
+    if test is not None and not isinstance(test, int | float):
+        test_x, labels = _pair(test, "test")
+        pair = _samples(test_x), np.asarray(labels)
     y, count = _labels(y, kind, classes, "y")
     if kind == "classes" and (y == y.flat[0]).all():
         raise BadData(f"all labels are {y.flat[0]}: give samples of at least two classes, or say kind = 'real'")
@@ -64,10 +83,27 @@ def from_csv(
     kind: Kind | None = None,
     standardise: bool = False,
 ) -> Table:
-    """Read a CSV or (by suffix) Parquet file: a target column, feature columns, perhaps a column that names the client.
+    """Read a CSV or (by suffix) Parquet file: a target column, feature columns, optionally a column of parties.
 
-    Text features become one 0/1 feature for each value. `test` is a second file or a fraction of the rows.
-    `standardise` scales the number columns by the training rows.
+    Text features are one-hot encoded.
+
+    Args:
+        path: of the file.
+        target: name of the column to predict.
+        client: name of the column that names the party. Default: none; give `split` a number of clients.
+        test: the central test set: a second file, or the fraction of the rows to take out. Default: none.
+        features: names of the feature columns. Default: all other columns.
+        kind: "classes" or "real", as in `from_arrays`. A text target is classes.
+        standardise: whether number columns are shifted and scaled by the statistics of the training rows. Default
+            false.
+
+    Example:
+        >>> import atoll, pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "shop.csv")
+        >>> rows = [f"{20 + i},{'ab'[i % 2]},{i % 3 % 2}" for i in range(40)]
+        >>> _ = file.write_text(chr(10).join(["age,city,bought", *rows]))
+        >>> atoll.data.from_csv(file, target="bought", client="city").split().parties
+        ('a', 'b')
     """
     columns = read_columns(path)
     columns.pick(target, "column (target)")
@@ -77,7 +113,7 @@ def from_csv(
     chosen = list(features) if features is not None else [n for n in columns.values if n not in (target, client)]
     if not chosen:
         raise BadData(f"{path} has no column but target and client: add a feature column")
-    encoding = Encoding.learn(columns, chosen)
+    encoding = ColumnEncoding.learn(columns, chosen)
     y, kinds = _target(columns, target, None)
     pair = _second(test, encoding, target, kinds) if isinstance(test, str | Path) else test
     told: Kind = kind or ("classes" if kinds else _kind_of(y))
@@ -85,27 +121,47 @@ def from_csv(
     table = from_arrays(encoding(columns), y, test=pair, keys=keys, kind=told, features=encoding.features)
     if standardise:
         table = scaled(table, encoding.numeric)
-    said: dict[str, Any] = {"path": str(path), "target": target, "client": client, "kind": kind}
+    said: dict[str, object] = {"path": str(path), "target": target, "client": client, "kind": kind}
     said["holdout"] = str(test) if isinstance(test, Path) else test or 0.0  # said, since a job file's default is 0.2
     said |= {"features": list(features) if features else None, "standardise": standardise or None}
     return replace(table, name="csv", recipe={k: v for k, v in said.items() if v is not None})
 
 
 def federate(
-    parts: Sequence[tuple[Any, Any]],
+    parts: Sequence[tuple[ArrayLike, ArrayLike]],
     *,
     names: Sequence[str] = (),
-    test: tuple[Any, Any] | None = None,
+    test: tuple[ArrayLike, ArrayLike] | None = None,
     kind: Kind | None = None,
     classes: int | None = None,
     features: Sequence[str] = (),
 ) -> Federated:
-    """Make a federation straight from what each party holds: one (x, y) a party."""
+    """Make a federation of the arrays that each party holds.
+
+    Args:
+        parts: a pair (x, y) for each party, with at least one sample.
+        names: of the parties. Default: they are numbered.
+        test: the central test set, a pair (x, y). Default: none.
+        kind: "classes" or "real", as in `from_arrays`.
+        classes: number of classes. Default: the largest label plus one.
+        features: names of the columns. Default: none.
+
+    Example:
+        >>> import atoll
+        >>> import numpy as np
+        >>> x, y = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3
+        >>> data = atoll.data.federate([(x[:20], y[:20]), (x[20:], y[20:])], names=("north", "south"))
+        >>> len(data), data.name(1)
+        (2, 'south')
+    """
+    if not isinstance(parts, Sequence):
+        raise BadData(f"parts is a {type(parts).__name__}: give a list with a pair of arrays (x, y) for each party")
     if not parts:
         raise BadData("there are no parties: give at least one (x, y)")
     if names and len(names) != len(parts):
         raise BadData(f"{len(names)} names for {len(parts)} parties: give one each")
-    xs, ys = [_samples(x) for x, _ in parts], [np.asarray(y) for _, y in parts]
+    pairs = [_pair(pair, f"party {names[k] if names else k}") for k, pair in enumerate(parts)]
+    xs, ys = [_samples(x) for x, _ in pairs], [np.asarray(y) for _, y in pairs]
     # One party's real targets may happen to be whole; together they tell.
     kind = kind or ("classes" if all(_kind_of(y) == "classes" for y in ys) else "real")
     for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
@@ -135,7 +191,9 @@ def scaled(table: Table, numeric: Array) -> Table:
     return replace(table, x=np.where(numeric, full.x, table.x), test_x=test_x)
 
 
-def _second(path: str | Path, encoding: Encoding, target: str, kinds: tuple[str, ...] | None) -> tuple[Array, Array]:
+def _second(
+    path: str | Path, encoding: ColumnEncoding, target: str, kinds: tuple[str, ...] | None
+) -> tuple[Array, Array]:
     """Read a test file as its training file was read."""
     columns = read_columns(path)
     columns.pick(target, "column (target)")
@@ -170,7 +228,13 @@ def _target(columns: Columns, target: str, kinds: tuple[str, ...] | None) -> tup
     return np.array([place[value] for value in text]), kinds
 
 
-def _samples(x: Any) -> Array:
+def _pair(value: object, where: str) -> tuple[ArrayLike, ArrayLike]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise BadData(f"{where} is a {type(value).__name__}: give a pair of arrays (x, y)")
+    return value[0], value[1]
+
+
+def _samples(x: ArrayLike) -> Array:
     x = np.asarray(x)
     if x.dtype.kind not in "biuf":
         raise BadData(f"x holds {x.dtype}, not numbers: encode it as numbers first")

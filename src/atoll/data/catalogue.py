@@ -1,4 +1,4 @@
-"""The data sets by name. How each is read is in its own room; how it is dealt out is in `Table.split`."""
+"""The data sets by name. How each is read is in a module of its own; how it is divided is in `Table.split`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from . import images, tabular, text
-from .arrays import from_csv
-from .errors import BadData, accept, unknown
-from .federated import Federated, Kind
-from .population import synthetic
-from .table import Table
+from atoll.data import images, tabular, text
+from atoll.data.arrays import from_csv
+from atoll.data.errors import BadData, accept, unknown
+from atoll.data.federated import Federated, Kind
+from atoll.data.population import synthetic
+from atoll.data.table import Table
 
 
 def csv(
@@ -58,12 +57,29 @@ FEDERATIONS: Mapping[str, Callable[..., Federated]] = MappingProxyType({"synthet
 
 
 def names() -> dict[str, str]:
-    """Return every data set with its purpose in one line."""
+    """Return every data set by name, with its purpose in one line.
+
+    Example:
+        >>> import atoll
+        >>> "digits" in atoll.data.names()
+        True
+    """
     return {name: (maker.__doc__ or "").splitlines()[0] for name, maker in {**TABLES, **FEDERATIONS}.items()}
 
 
-def load(name: str, **options: Any) -> Table:
-    """Load a data set by name; `names()` lists them."""
+def load(name: str, **options: object) -> Table:
+    """Load a data set by name. It is downloaded if it is neither included nor in a data folder.
+
+    Args:
+        name: of a data set; `names()` lists them.
+        **options: of this data set, such as `holdout`, the fraction of the central test set; `atoll list data` prints
+            them.
+
+    Example:
+        >>> import atoll
+        >>> len(atoll.data.load("wine", holdout=0.5))
+        89
+    """
     if name in FEDERATIONS:
         raise BadData(f"{name} is a federation already, not a table to split: make it with build or {name}(…)")
     if name == "arrays":

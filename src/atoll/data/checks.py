@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .errors import BadData
-from .federated import Array, Federated, Silos
+from atoll.core.tree import Array
+from atoll.data.errors import BadData
+from atoll.data.federated import Federated, Silos
 
 LARGE = 1 << 30  # bytes of a mapped array beyond which only some parties are read
 SOME = 1_000
@@ -15,25 +16,41 @@ ROWS = 1 << 16
 
 
 def check(federated: Federated) -> None:
-    """Refuse a federation with an empty party, values that are not finite, or labels that are out of range."""
+    """Refuse a federation with an empty party, values that are not finite, or labels that are out of range.
+
+    Args:
+        federated: the federation. If it is larger than a gigabyte and memory-mapped, 1,000 of its parties are read.
+
+    Raises:
+        BadData: with the party, and what to change.
+
+    Example:
+        >>> import atoll
+        >>> atoll.data.check(atoll.data.load("digits").split(10, seed=0))
+    """
+    if not isinstance(federated, Federated):
+        what = type(federated).__name__
+        made = "make one, atoll.data.load(…).split(…) or atoll.data.from_arrays(x, y).split(…)"
+        remedy = "split it first, data.split(10, seed=0)" if what == "Table" else made
+        raise BadData(f"data is a {what}, and a federation of parties is needed: {remedy}")
     empty = np.flatnonzero(np.asarray(federated.train.sizes) < 1)
     if len(empty):
         raise BadData(f"party {federated.name(int(empty[0]))} has no samples: leave it out or give it some")
-    rooms = {"train": federated.train, "own": federated.own, "test": federated.test}
-    for room, silos in rooms.items():
+    splits = {"train": federated.train, "local": federated.local, "test": federated.test}
+    for split, silos in splits.items():
         if silos is not None:
-            _check(federated, room, silos)
+            _check(federated, split, silos)
     y = federated.train.y
     if federated.kind == "classes" and y.min() == y.max():
         raise BadData(f"all parties together hold only class {y.min()}: give samples of at least two classes")
 
 
-def _check(federated: Federated, room: str, silos: Silos) -> None:
+def _check(federated: Federated, split: str, silos: Silos) -> None:
     def where(row: int) -> str:
         party = _party(silos, row)
         if party is None:
             return ""
-        return f"test part {party}" if room == "test" else f"party {federated.name(party)}"
+        return f"test part {party}" if split == "test" else f"party {federated.name(party)}"
 
     for rows in _blocks(silos):
         x, y = silos.x[rows], silos.y[rows]

@@ -11,8 +11,8 @@ from typing import IO
 
 import numpy as np
 
-from .errors import BadData, unknown
-from .federated import Array
+from atoll.core.tree import Array
+from atoll.data.errors import BadData, unknown
 
 MOST_TEXT = 50  # distinct values of a text column that still make sensible 0/1 features
 Values = Sequence[str] | Array
@@ -70,13 +70,13 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Encoding:
+class ColumnEncoding:
     """How columns become features, learnt from the training rows: a number as it is, text as one 0/1 each value."""
 
     columns: tuple[tuple[str, tuple[str, ...] | None], ...]
 
     @staticmethod
-    def learn(columns: Columns, names: Sequence[str]) -> Encoding:
+    def learn(columns: Columns, names: Sequence[str]) -> ColumnEncoding:
         plan: list[tuple[str, tuple[str, ...] | None]] = []
         for name in names:
             if columns.numbers(name) is not None:
@@ -89,7 +89,7 @@ class Encoding:
                     f" {MOST_TEXT}: leave it out of features or group its values"
                 )
             plan.append((name, tuple(kinds)))
-        return Encoding(tuple(plan))
+        return ColumnEncoding(tuple(plan))
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -181,7 +181,9 @@ def _parquet(path: Path) -> Columns:
         column = table.column(name)
         if pa.types.is_boolean(column.type):
             column = column.cast(pa.int8())
-        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
+        if pa.types.is_integer(column.type) and not column.null_count:
+            values[name] = column.to_numpy()  # ids beyond 2^53 stay apart
+        elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
             values[name] = np.array([np.nan if v is None else float(v) for v in column.to_pylist()])
         else:
             values[name] = ["" if v is None else str(v) for v in column.to_pylist()]

@@ -6,20 +6,35 @@ import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from atoll.core.tree import Array
+from atoll.data.errors import BadData, DataMissing
+
 Kind = Literal["classes", "real"]
 
 
 @dataclass(frozen=True, eq=False)
 class Silos:
-    """Samples of many parties, end to end: party k holds the positions offsets[k] … offsets[k+1].
+    """Samples of many parties in one array: party k holds the positions offsets[k] to offsets[k+1].
 
     Without an index a position is a row of x and y, so a party is a slice. With one, position p is row index[p]:
-    parties may then share rows of a pool, and a million of them cost one small integer a sample.
+    parties can then share rows, and each sample of a party costs one small integer.
+
+    Args:
+        x: rows of features.
+        y: labels, one for each row (or a row of labels).
+        offsets: start of each party, and the end of the last one: one more than there are parties.
+        index: row of each position. Default: position p is row p.
+
+    Example:
+        >>> import numpy as np
+        >>> from atoll.data import Silos
+        >>> silos = Silos(np.arange(10).reshape(5, 2), np.arange(5), np.array([0, 2, 5]))
+        >>> len(silos), silos.sizes.tolist(), silos[1][1].tolist()
+        (2, [2, 3], [2, 3, 4])
     """
 
     x: Array
@@ -60,20 +75,33 @@ def _mapped(file: Path, name: str) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Federated:
-    """A federation's data: what each party trains on, what it tests on itself, and a central test set.
+    """The data of a federation: what each party trains on, its own test data, and a central test set.
 
-    `test` holds the central test set cut into parts (the parts are only units of work). `own` holds the parties' own
-    test samples, party for party as in `train`. `recipe` is how all this was made, as written in a job file.
+    Args:
+        train: the training samples of each party.
+        test: the central test set, in parts (the parts are only units of work). Default: none.
+        local: the parties' own test samples, in the order of `train`. Default: none.
+        kind: "classes" (the default) or "real".
+        classes: number of classes; 0 (the default) for real targets.
+        features: names of the columns. Default: none.
+        parties: names of the parties. Default: they are numbered.
+        recipe: how the data was made, as in a job file.
+
+    Example:
+        >>> import atoll
+        >>> data = atoll.data.load("digits").split(10, test=0.2, seed=0)
+        >>> len(data), data.classes, len(data.train[0][1]), len(data.local[0][1])
+        (10, 10, 114, 29)
     """
 
     train: Silos
     test: Silos | None = None
-    own: Silos | None = None
+    local: Silos | None = None
     kind: Kind = "classes"
     classes: int = 0
     features: tuple[str, ...] = ()
     parties: tuple[str, ...] = ()
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.train)
@@ -96,12 +124,12 @@ class Federated:
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        rooms = {"train": self.train, "test": self.test, "own": self.own}
-        for room, silos in rooms.items():
+        splits = {"train": self.train, "test": self.test, "local": self.local}
+        for split, silos in splits.items():
             for name in ("x", "y", "offsets", "index") if silos else ():
                 array = getattr(silos, name)
                 if array is not None:
-                    np.save(folder / f"{room}.{name}.npy", array)
+                    np.save(folder / f"{split}.{name}.npy", array)
         about = {"kind": self.kind, "classes": self.classes, "features": self.features, "parties": self.parties}
         (folder / "about.json").write_text(json.dumps({**about, "recipe": dict(self.recipe)}))
         return folder
@@ -113,17 +141,22 @@ class Federated:
 
         folder = Path(folder)
         if not (folder / "about.json").is_file():
-            raise FileNotFoundError(f"{folder} holds no saved federation: write one with Federated.save(folder)")
+            raise DataMissing(f"{folder} holds no saved federation: write one with Federated.save(folder)")
         about = json.loads((folder / "about.json").read_text())
         about["features"], about["parties"] = tuple(about["features"]), tuple(about["parties"])
 
-        def room(name: str) -> Silos | None:
+        def split(name: str) -> Silos | None:
             if not (folder / f"{name}.x.npy").is_file():
                 return None
             files = {p: folder / f"{name}.{p}.npy" for p in ("x", "y", "offsets", "index")}
             return Silos(**{p: _mapped(f, p) for p, f in files.items() if f.is_file()})
 
-        train = room("train")
+        if (folder / "own.x.npy").is_file():
+            raise BadData(
+                f"{folder} was saved by release 0.1, which called a party's own test data own: rename its files "
+                "own.*.npy to local.*.npy"
+            )
+        train = split("train")
         if train is None:
-            raise FileNotFoundError(f"{folder}/train.x.npy is missing: save the federation again")
-        return Federated(train, room("test"), room("own"), **about)
+            raise DataMissing(f"{folder}/train.x.npy is missing: save the federation again")
+        return Federated(train, split("test"), split("local"), **about)

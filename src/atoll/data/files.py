@@ -7,15 +7,15 @@ import hashlib
 import io
 import os
 import tarfile
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import BadData, DataMissing
+from atoll.core.disk import replace_file
+from atoll.data.errors import BadData, DataMissing
 
 MOST = 64 << 20  # bytes: twice the largest file known here, so that a wrong address cannot fill a disk
-Opener = Callable[[str], bytes]
+Download = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll" / "data"
 
 
-def find(file: File, opener: Opener | None = None) -> Path:
+def find(file: File, opener: Download | None = None) -> Path:
     """Return the path of a file, downloading it where it is not on this machine; `opener` is how (default: https)."""
     named = os.environ.get("ATOLL_DATA")
     plain = file.path.removesuffix(".gz")
@@ -102,8 +102,5 @@ def _keep(file: File, content: bytes) -> Path:
     if not file.url.endswith(".gz"):
         path = path.with_name(path.name.removesuffix(".gz"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as out:
-        out.write(content)
-    Path(name).replace(path)  # whole or not at all: another process may be reading
+    replace_file(path, content, sync=False)  # whole or not at all: another process may be reading
     return path

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from .draws import generator
-from .errors import BadData
-from .federated import Array
-from .files import File, read
-from .table import Table
+from atoll.core.keys import generator
+from atoll.core.tree import Array
+from atoll.data.errors import BadData
+from atoll.data.files import File, read
+from atoll.data.table import Table
 
 SHUFFLE = 20_260_101  # the held-out images never depend on a job's seed
 _QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"

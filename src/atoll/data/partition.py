@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .errors import BadData, accept, number, unknown, whole
-from .federated import Array
+from atoll.core.tree import Array
+from atoll.data.errors import BadData, accept, number, unknown, whole
 
 Parts = tuple[Array, Array]
 Generator = np.random.Generator
@@ -44,14 +44,14 @@ def shards(labels: Array, clients: int, rng: Generator, /, *, per_client: int = 
     return order, equal(n, count)[::per_client]
 
 
-def dirichlet(labels: Array, clients: int, rng: Generator, /, *, alpha: float = 0.5, least: int = 1) -> Parts:
+def dirichlet(labels: Array, clients: int, rng: Generator, /, *, alpha: float = 0.5, min_samples: int = 1) -> Parts:
     """Share each class out by proportions drawn from Dir(alpha): small alpha, few classes a client.
 
-    A client left with fewer than `least` samples takes them, one by one, from whoever is largest at that moment.
+    A client left with fewer than `min_samples` samples takes them, one by one, from whoever is largest at that moment.
     """
     _class_labels(labels, "dirichlet")
     number("alpha", alpha, least=1e-6)  # below this a draw is 0 for everyone
-    _room(len(labels), clients, whole("least", least, 0))
+    _check_enough(len(labels), clients, whole("min_samples", min_samples, 0))
     shuffled, kinds = rng.permutation(len(labels)), np.unique(labels)
     counts = np.zeros((clients, len(kinds)), np.int64)
     for column, kind in enumerate(kinds):
@@ -59,20 +59,20 @@ def dirichlet(labels: Array, clients: int, rng: Generator, /, *, alpha: float = 
         cuts = np.floor(np.minimum(shares, 1.0) * np.count_nonzero(labels == kind)).astype(np.int64)
         cuts[-1] = np.count_nonzero(labels == kind)  # rounding of the last sum must not lose a sample
         counts[:, column] = np.diff(cuts, prepend=0)
-    _relieve(counts, least)
+    _relieve(counts, min_samples)
     owner = np.empty(len(labels), np.int64)
     for column, kind in enumerate(kinds):
         owner[shuffled[labels[shuffled] == kind]] = np.repeat(np.arange(clients), counts[:, column])
     return _grouped(owner, clients)
 
 
-def _relieve(counts: Array, least: int) -> None:
-    """Move samples in place from the largest clients to those below `least`, commonest class first."""
+def _relieve(counts: Array, min_samples: int) -> None:
+    """Move samples in place from the largest clients to those below `min_samples`, commonest class first."""
     sizes = counts.sum(axis=1)
     heap = [(-int(size), k) for k, size in enumerate(sizes)]
     heapq.heapify(heap)
-    for poor in np.flatnonzero(sizes < least):
-        while sizes[poor] < least:
+    for poor in np.flatnonzero(sizes < min_samples):
+        while sizes[poor] < min_samples:
             rich = heap[0][1]
             kind = int(np.argmax(counts[rich]))
             counts[rich, kind] -= 1
@@ -82,17 +82,17 @@ def _relieve(counts: Array, least: int) -> None:
             heapq.heapreplace(heap, (-int(sizes[rich]), rich))
 
 
-def power(labels: Array, clients: int, rng: Generator, /, *, exponent: float = 1.0, least: int = 1) -> Parts:
-    """Same mix of labels everywhere, sizes by rank r as r^-exponent on top of `least`."""
+def power(labels: Array, clients: int, rng: Generator, /, *, exponent: float = 1.0, min_samples: int = 1) -> Parts:
+    """Same mix of labels everywhere, sizes by rank r as r^-exponent on top of `min_samples`."""
     n = len(labels)
     number("exponent", exponent)
-    _room(n, clients, whole("least", least, 0))
+    _check_enough(n, clients, whole("min_samples", min_samples, 0))
     weights = np.arange(1, clients + 1, dtype=float) ** -exponent
-    wanted = weights / weights.sum() * (n - clients * least)
+    wanted = weights / weights.sum() * (n - clients * min_samples)
     sizes = np.floor(wanted).astype(np.int64)
-    left = n - clients * least - int(sizes.sum())
+    left = n - clients * min_samples - int(sizes.sum())
     sizes[np.argsort(sizes - wanted, kind="stable")[:left]] += 1
-    sizes = rng.permutation(sizes + least)  # the first client need not be the largest
+    sizes = rng.permutation(sizes + min_samples)  # the first client need not be the largest
     return rng.permutation(n), np.concatenate([[0], np.cumsum(sizes)])
 
 
@@ -137,7 +137,7 @@ def partition(by: str, labels: Array, clients: int, rng: Generator, **options: o
     if by not in SCHEMES:
         raise unknown("partition", by, SCHEMES)
     accept(by, SCHEMES[by], options)
-    _room(len(labels), clients, 1)
+    _check_enough(len(labels), clients, 1)
     return SCHEMES[by](labels, clients, rng, **options)
 
 
@@ -160,10 +160,12 @@ def _grouped(owner: Array, clients: int) -> Parts:
     return np.argsort(owner, kind="stable"), np.concatenate([[0], np.cumsum(sizes)])
 
 
-def _room(n: int, clients: int, least: int) -> None:
-    if whole("clients", clients, 1) * least > n:
-        need = "" if least == 1 else f" with at least {least} each"
-        raise BadData(f"{n} samples are too few for {clients} clients{need}: ask for at most {n // least} clients")
+def _check_enough(n: int, clients: int, min_samples: int) -> None:
+    if whole("clients", clients, 1) * min_samples > n:
+        need = "" if min_samples == 1 else f" with at least {min_samples} each"
+        raise BadData(
+            f"{n} samples are too few for {clients} clients{need}: ask for at most {n // min_samples} clients"
+        )
 
 
 def _one_label(labels: Array, by: str) -> None:

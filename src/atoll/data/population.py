@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from .draws import generator
-from .errors import BadData, number, whole
-from .federated import Array, Federated, Silos
-from .table import central
+from atoll.core.keys import generator
+from atoll.core.tree import Array
+from atoll.data.errors import BadData, number, whole
+from atoll.data.federated import Federated, Silos
+from atoll.data.table import central
 
 BLOCK = 256  # clients drawn at once; part of the recipe, since each block has its own generator
 
@@ -41,7 +42,7 @@ class _Plan:
         if self.iid and (self.alpha, self.beta) != (0, 0):
             raise BadData("iid clients share one model: say alpha = 0 and beta = 0 with iid")
 
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self) -> dict[str, object]:
         """Say what differs from the usual, as a job file would."""
         said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return {"use": "synthetic", **said}
@@ -69,13 +70,28 @@ def synthetic(
     seed: int = 0,
     folder: str | Path | None = None,
 ) -> Federated:
-    """Points made up as in FedProx (Li et al. 2020): each client has its own linear model and its own cloud of points.
+    """Generate data as in FedProx, synthetic with α and β (Li et al. 2020): each party has its own model and inputs.
 
     u ~ N(0, α), W and b ~ N(u, 1); B ~ N(0, β), v ~ N(B, 1), x ~ N(v, Σ) with Σ_jj = j^-1.2; y = argmax(Wx + b).
-    α and β are deviations, as in the authors' generator. Sizes are lognormal(4, 2) + 50, or `samples` each, or
-    lognormal with that mean and `spread` as deviation of the logarithm. `iid` (with α = β = 0) shares one W, b and
-    v = 0. `test` more samples, from clients in proportion to their size, are the central test set. With a `folder`
-    the arrays are written there block by block and mapped, so that a million clients need little memory.
+
+    Args:
+        clients: number of parties, 1 or more.
+        alpha: standard deviation of the models' means, 0 or more: how much the models differ. Default 1.0.
+        beta: standard deviation of the inputs' means, 0 or more: how much the inputs differ. Default 1.0.
+        samples: mean number of samples of a party, 1 or more. Default: lognormal(4, 2) + 50, as in the paper.
+        spread: with `samples`, standard deviation of the logarithm of the sizes, 0 or more. Default 0: equal sizes.
+        features: number of features, 1 or more. Default 60.
+        classes: number of classes, 2 or more. Default 10.
+        iid: whether all parties share one model and v = 0; needs alpha = beta = 0. Default false.
+        test: samples of the central test set, from parties in proportion to their size. Default 10,000.
+        seed: of the generator. Default 0.
+        folder: where to write the arrays block by block, to be memory-mapped. Default: they stay in memory.
+
+    Example:
+        >>> import atoll
+        >>> data = atoll.data.synthetic(30, alpha=1.0, beta=1.0, samples=40, test=200, seed=1)
+        >>> len(data), data.train.x.shape
+        (30, (1200, 60))
     """
     plan = _Plan(clients, alpha, beta, samples, spread, features, classes, iid, test, seed)
     if folder is None:
@@ -112,7 +128,7 @@ def _blocks(plan: _Plan, sizes: Array) -> Iterator[tuple[Array, Array, Array]]:
         yield x, y, place >= np.repeat(size, count)
 
 
-def _in_memory(plan: _Plan, recipe: dict[str, Any]) -> Federated:
+def _in_memory(plan: _Plan, recipe: dict[str, object]) -> Federated:
     sizes = plan.sizes()
     total = int(sizes.sum())
     x, y = np.empty((total, plan.features), np.float32), np.empty(total, np.int32)
@@ -128,7 +144,7 @@ def _in_memory(plan: _Plan, recipe: dict[str, Any]) -> Federated:
     return Federated(Silos(x, y, offsets), tests, kind="classes", classes=plan.classes, recipe=recipe)
 
 
-def _in_folder(plan: _Plan, recipe: dict[str, Any], folder: Path) -> Federated:
+def _in_folder(plan: _Plan, recipe: dict[str, object], folder: Path) -> Federated:
     """Write the arrays in blocks; a folder that already holds the same federation is only mapped."""
     made = asdict(plan)
     mark = folder / "made.json"
@@ -138,20 +154,20 @@ def _in_folder(plan: _Plan, recipe: dict[str, Any], folder: Path) -> Federated:
     mark.unlink(missing_ok=True)
     sizes = plan.sizes()
     total = int(sizes.sum())
-    rooms = {"train": total, "test": plan.test} if plan.test else {"train": total}
-    for room in ("train", "test", "own"):
+    splits = {"train": total, "test": plan.test} if plan.test else {"train": total}
+    for split in ("train", "test", "local"):
         for part in ("x", "y", "offsets", "index"):
-            (folder / f"{room}.{part}.npy").unlink(missing_ok=True)
+            (folder / f"{split}.{part}.npy").unlink(missing_ok=True)
     files: dict[str, tuple[IO[bytes], IO[bytes]]] = {}
     try:
-        for room, rows in rooms.items():
-            files[room] = (
-                _npy(folder / f"{room}.x.npy", (rows, plan.features), "<f4"),
-                _npy(folder / f"{room}.y.npy", (rows,), "<i4"),
+        for split, rows in splits.items():
+            files[split] = (
+                _npy(folder / f"{split}.x.npy", (rows, plan.features), "<f4"),
+                _npy(folder / f"{split}.y.npy", (rows,), "<i4"),
             )
         for x, y, held in _blocks(plan, sizes):
-            for room, (xs, ys) in files.items():
-                chosen = held if room == "test" else ~held
+            for split, (xs, ys) in files.items():
+                chosen = held if split == "test" else ~held
                 xs.write(x[chosen].data)
                 ys.write(y[chosen].data)
     finally:
@@ -176,9 +192,19 @@ def _npy(path: Path, shape: tuple[int, ...], kind: str) -> IO[bytes]:
 
 
 def pooled(federated: Federated, clients: int, samples: int, seed: int = 0) -> Federated:
-    """A virtual population: so many clients of so many rows drawn from one federation's, without copying a row.
+    """Make a virtual population: parties that share the rows of one federation, without a copy. The test sets stay.
 
-    Clients share rows, as they must when there are more of them than data; the test sets stay.
+    Args:
+        federated: the federation whose training rows are drawn.
+        clients: number of parties, 1 or more.
+        samples: rows of each party, 1 or more.
+        seed: of the draw. Default 0.
+
+    Example:
+        >>> import atoll
+        >>> many = atoll.data.pooled(atoll.data.load("digits").split(1), clients=1000, samples=20)
+        >>> len(many), int(many.train.sizes.sum())
+        (1000, 20000)
     """
     whole("clients", clients, 1)
     whole("samples", samples, 1)
@@ -191,4 +217,4 @@ def pooled(federated: Federated, clients: int, samples: int, seed: int = 0) -> F
         index = np.asarray(pool.index)[index].astype(np.int32)
     offsets = np.arange(clients + 1, dtype=np.int64) * samples
     recipe = {**federated.recipe, "pooled": {"clients": clients, "samples": samples}}
-    return replace(federated, train=Silos(pool.x, pool.y, offsets, index), own=None, parties=(), recipe=recipe)
+    return replace(federated, train=Silos(pool.x, pool.y, offsets, index), local=None, parties=(), recipe=recipe)

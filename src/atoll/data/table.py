@@ -1,26 +1,43 @@
-"""A table: samples that nobody holds yet, with the keys by which they may be dealt out. Nothing here reads files."""
+"""A table: samples that nobody holds yet, with the keys by which they can be divided. Nothing here reads files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from .draws import generator
-from .errors import BadData, number, unknown
-from .federated import Array, Federated, Kind, Silos
-from .partition import SCHEMES, equal, natural, partition
+from atoll.core.keys import generator
+from atoll.core.tree import Array
+from atoll.data.errors import BadData, number, seed_number, unknown
+from atoll.data.federated import Federated, Kind, Silos
+from atoll.data.partition import SCHEMES, equal, natural, partition
 
 PART = 2_500  # rows of a central test part: large enough to be fast, small enough to spread over cores
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Samples, a central test set where there is one, and the natural keys of the training rows.
+    """Samples that no party has yet, with the keys by which they can be divided. `split` makes a federation.
 
-    `test_keys` are the same keys for the test rows: a party made by such a key also gets its own test rows.
+    Args:
+        x: rows of features.
+        y: labels, one for each row (or a row of labels).
+        test_x: rows of the central test set. Default: none.
+        test_y: their labels.
+        kind: "classes" (the default) or "real".
+        classes: number of classes; 0 (the default) for real targets.
+        features: names of the columns. Default: none.
+        keys: natural keys, such as a hospital, with one value for each row.
+        test_keys: the same for the test rows. A party made by such a key gets its test rows as its own test data.
+        name: of the data set. Default "arrays".
+        recipe: how it was made, as in a job file.
+
+    Example:
+        >>> import atoll
+        >>> table = atoll.data.load("digits")
+        >>> len(table), len(table.split(10, by="shards", per_client=2, seed=0))
+        (1438, 10)
     """
 
     x: Array
@@ -33,7 +50,7 @@ class Table:
     keys: Mapping[str, Array] = field(default_factory=dict)
     test_keys: Mapping[str, Array] = field(default_factory=dict)
     name: str = "arrays"
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -45,13 +62,15 @@ class Table:
         *,
         seed: int | None = None,
         test: float = 0.0,
-        **options: Any,
+        **options: object,
     ) -> Federated:
-        """Deal the samples out: by a scheme of `partition`, or by a key of the table.
+        """Divide the samples among parties: by a scheme of `partition`, or by a key of the table.
 
         `test` is the fraction of each party's samples held out as its own test data. Without `by` it is iid, and
         without `clients` too it is the table's one natural key.
         """
+        if seed is not None:
+            seed_number(seed)
         how = by or self._default(clients)
         rng = generator(seed or 0, "split", how)
         names: tuple[str, ...] = ()
@@ -68,15 +87,16 @@ class Table:
             order, offsets = partition(how, self.y, clients, rng, **options)
         said = {"clients": clients, "by": by, "seed": seed, "test": test or None} | options
         recipe = {"use": self.name} | dict(self.recipe) | {k: v for k, v in said.items() if v is not None}
-        train, own = self._silos(order, offsets, test, generator(seed or 0, "own"))
-        if own is None and how in self.test_keys:
-            own = self._own(how, names)
-        return Federated(train, self._central(), own, self.kind, self.classes, self.features, names, recipe)
+        train, local = self._silos(order, offsets, test, generator(seed or 0, "own"))
+        if local is None and how in self.test_keys:
+            local = self._own(how, names)
+        return Federated(train, self._central(), local, self.kind, self.classes, self.features, names, recipe)
 
     def holdout(self, fraction: float = 0.2, seed: int = 0) -> Table:
         """Take a central test set out of the training rows; a fraction of 0 takes none."""
         if number("the test fraction", fraction, below=1) == 0:
             return self
+        seed_number(seed)
         count = min(max(1, round(len(self) * fraction)), len(self) - 1)
         if count < 1:
             raise BadData("a table of one row has none to test on: give a test fraction of 0")
@@ -116,11 +136,11 @@ class Table:
         lot = np.lexsort((rng.random(len(order)), party))
         mine = np.empty(len(order), bool)
         mine[lot] = np.arange(len(order)) - offsets[party] < held[party]
-        train, own = order[~mine], order[mine]
+        train, local = order[~mine], order[mine]
         ends, own_ends = np.cumsum(sizes - held), np.cumsum(held)
         return (
             Silos(self.x[train], self.y[train], np.concatenate([[0], ends])),
-            Silos(self.x[own], self.y[own], np.concatenate([[0], own_ends])),
+            Silos(self.x[local], self.y[local], np.concatenate([[0], own_ends])),
         )
 
     def _own(self, key: str, names: tuple[str, ...]) -> Silos | None:

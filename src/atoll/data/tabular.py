@@ -7,16 +7,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .arrays import scaled
-from .columns import Columns, Encoding, parse_csv
-from .errors import BadData
-from .federated import Array, Kind
-from .files import File, read
-from .table import Table
+from atoll.core.tree import Array
+from atoll.data.arrays import scaled
+from atoll.data.columns import ColumnEncoding, Columns, parse_csv
+from atoll.data.errors import BadData
+from atoll.data.federated import Kind
+from atoll.data.files import File, read
+from atoll.data.table import Table
+
+if TYPE_CHECKING:
+    from sklearn.utils import Bunch
 
 HELD = 20_260_101  # seeds every hold-out here, so that a test set never depends on a job's seed
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
@@ -101,7 +105,7 @@ def a9a() -> Table:
 def adult() -> Table:
     """Census income over 50,000 a year from raw columns, 32,561 + 16,281; keys: occupation, native_country and more."""
     columns, test = _adult(ADULT), _adult(ADULT_TEST)
-    encoding = Encoding.learn(columns, ADULT_HEADER.split(",")[:-1])
+    encoding = ColumnEncoding.learn(columns, ADULT_HEADER.split(",")[:-1])
     table = Table(
         encoding(columns),
         _rich(columns),
@@ -119,7 +123,7 @@ def credit_default(*, holdout: float = 0.2) -> Table:
     """Default of credit-card clients in Taiwan, 30,000 × 23, 22 % positive, standardised."""
     columns = parse_csv(io.StringIO(read(CREDIT).decode()), CREDIT.path)
     names = [name for name in columns.values if name not in ("ID", "default.payment.next.month")]
-    x = Encoding.learn(columns, names)(columns)
+    x = ColumnEncoding.learn(columns, names)(columns)
     y = np.array(columns.pick("default.payment.next.month")).astype(np.int32)
     return Table(x, y, classes=2, features=tuple(names)).holdout(holdout, HELD).standardised()
 
@@ -143,7 +147,7 @@ def california_housing(*, holdout: float = 0.2) -> Table:
     return table.holdout(holdout, HELD).standardised(target=True)
 
 
-def _embedded(loader: Callable[[], Any], kind: Kind) -> Table:
+def _embedded(loader: Callable[[], Bunch], kind: Kind) -> Table:
     found = loader()
     y = found.target.astype(np.float32 if kind == "real" else np.int32)
     classes = 0 if kind == "real" else int(y.max()) + 1

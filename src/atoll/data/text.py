@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 
-from .errors import whole
-from .federated import Array
-from .files import File, read
-from .table import Table
+from atoll.core.tree import Array
+from atoll.data.errors import whole
+from atoll.data.files import File, read
+from atoll.data.table import Table
 
 PAD, END = 256, 257  # beside the 256 byte values; PAD also starts a text
 SHAKESPEARE = File(

@@ -6,19 +6,19 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from atoll.core.effects import Note
+from atoll.core.errors import NotInstalled
 
 
 def scalars(note: Note) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a look or a round, named as `Run.curve` names them: test.accuracy, bytes_up."""
-    if note.what not in ("look", "round"):
+    if note.what not in ("evaluation", "round"):
         return
-    room = f"{note.facts['room']}." if note.what == "look" else ""
+    split = f"{note.facts['split']}." if note.what == "evaluation" else ""
     for name, value in note.facts.items():
         if name not in ("round", "parties") and isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{room}{name}", float(value)
+            yield f"{split}{name}", float(value)
 
 
 def tensorboard(folder: str | Path) -> TensorBoard:
@@ -45,10 +45,10 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        t = int(note.facts.get("round", 0))
+        t = note.t
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(note)]
-        if note.what == "start" and "job" in note.facts:
-            values.append(_text("job", note.facts["job"]))
+        if note.what == "start" and note.job:
+            values.append(_text("job", note.job))
         if values:
             self._writer.add_event(Event(wall_time=time.time(), step=t, summary=Summary(value=values)))
         elif note.what == "resume":  # what came after round t is done again: readers drop the first time
@@ -61,7 +61,7 @@ class TensorBoard:
         self._writer.close()
 
 
-def _text(tag: str, job: Mapping[str, Any]) -> Any:
+def _text(tag: str, job: Mapping[str, object]) -> object:
     """Make a job file a text summary."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -102,7 +102,7 @@ class MLflow:
             self.run, self._open = self._begin(note), True
         if not self._open:  # a runtime may note something before the run starts
             return
-        t, now = int(note.facts.get("round", 0)), int(time.time() * 1000)
+        t, now = note.t, int(time.time() * 1000)
         found = [Metric(name, value, now, t) for name, value in scalars(note)]
         if found:
             self._client.log_batch(self.run, metrics=found)
@@ -114,11 +114,11 @@ class MLflow:
     def _begin(self, note: Note) -> str:
         from mlflow.entities import Param
 
-        job = note.facts.get("job", {})
+        job = note.job
         begun = self._client.create_run(self._experiment, run_name=job.get("name"))
         run: str = begun.info.run_id
         if note.what == "resume":
-            self._client.set_tag(run, "resumed after round", str(note.facts.get("round", 0)))
+            self._client.set_tag(run, "resumed after round", str(note.t))
         said = [Param(key, str(value)[:500]) for key, value in _flat(job)]
         if said:
             self._client.log_batch(run, params=said[:100])  # as many as MLflow takes
@@ -131,7 +131,7 @@ class MLflow:
             self._open = False
 
 
-def _flat(table: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Mapping[str, object], under: str = "") -> Iterator[tuple[str, object]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{under}{key}.")
@@ -139,5 +139,5 @@ def _flat(table: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, Any]
             yield f"{under}{key}", value
 
 
-def _missing(extra: str) -> ImportError:
-    return ImportError(f"{extra} is not installed: pip install 'atoll[{extra}]'")
+def _missing(extra: str) -> NotInstalled:
+    return NotInstalled(f"{extra} is not installed: pip install 'atoll[{extra}]'")

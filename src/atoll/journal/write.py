@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from atoll.core.effects import Note
+from atoll.core.disk import replace_file
+from atoll.core.effects import Note, Sink
+from atoll.core.errors import Unwritable
 from atoll.core.tree import Tree, leaves
-
-
-class Unwritable(OSError):
-    """The run folder cannot be written; what was kept before is untouched."""
+from atoll.journal.read import FORMAT
 
 
 class Journal:
-    """Takes notes and keeps memory, in a folder or (without one) in this process only.
+    """The facts and checkpoints of a run, in a folder or (without one) in memory.
 
-    A checkpoint is written at most once in `rest` seconds and when the run ends: a run is a function of its seed, so
-    what is redone after a crash is redone to the same bits.
+    A checkpoint is written at most once in `rest` seconds and when the run ends. A run is a function of its seed, so
+    what is computed again after a crash has the same bits.
+
+    Args:
+        folder: the run folder. Default: memory only.
+        rest: seconds between two checkpoints, 0 or more. Default 1.0.
+        sinks: functions that receive every fact. Default: none.
+
+    Example:
+        >>> from atoll.core.effects import Note
+        >>> from atoll.journal import Journal
+        >>> journal = Journal()
+        >>> journal.note(Note("round", {"round": 1}))
+        >>> journal.facts[0]["what"]
+        'round'
     """
 
-    def __init__(
-        self, folder: Path | None = None, *, rest: float = 1.0, sinks: tuple[Callable[[Note], None], ...] = ()
-    ) -> None:
-        self.folder, self.facts = folder, list[dict[str, Any]]()
+    def __init__(self, folder: Path | None = None, *, rest: float = 1.0, sinks: tuple[Sink, ...] = ()) -> None:
+        self.folder, self.facts = folder, list[dict[str, object]]()
         self._rest, self._sinks = rest, sinks
         self._last = float("-inf")
         self._pending: Tree | None = None
@@ -38,7 +46,7 @@ class Journal:
         self._file = None
         if folder:
             try:
-                (folder / "keep").mkdir(parents=True, exist_ok=True)
+                (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
                 self._file = (folder / "facts.jsonl").open("a+", encoding="utf-8")
                 self._mend()
             except OSError as error:
@@ -65,7 +73,7 @@ class Journal:
         self._file.write(line)
         self._file.flush()
 
-    def keep(self, memory: Tree) -> None:
+    def checkpoint(self, memory: Tree) -> None:
         self._pending = memory
         if time.monotonic() - self._last >= self._rest:
             self.flush()
@@ -75,9 +83,9 @@ class Journal:
         memory, self._pending = self._pending, None
         if memory is None or not self.folder:
             return
-        name = self.folder / "keep" / f"{int(memory['t']):08d}.safetensors"
+        name = self.folder / "checkpoints" / f"{int(memory['t']):08d}.safetensors"
         self.guard(lambda: save(name, memory))
-        for old in sorted((self.folder / "keep").glob("*.safetensors"))[:-2]:
+        for old in sorted((self.folder / "checkpoints").glob("*.safetensors"))[:-2]:
             old.unlink()
         self._last = time.monotonic()
 
@@ -93,8 +101,13 @@ class Journal:
         except OSError as error:
             raise Unwritable(
                 f"cannot write to {self.folder}: {error.strerror}; free some space, "
-                f"then go on with: atoll run --resume {self.folder}"
+                f"then resume it: atoll run --resume {self.folder}"
             ) from None
+
+
+def write_format(folder: Path) -> None:
+    """Say in which format a new run folder is written; before its job.toml, by which it is a run folder."""
+    (folder / "format").write_text(f"{FORMAT}\n", encoding="utf-8")
 
 
 def save(path: Path, tree: Tree) -> None:
@@ -102,28 +115,10 @@ def save(path: Path, tree: Tree) -> None:
     from safetensors.numpy import save as serialise
 
     flat = {name: np.asarray(leaf, order="C") for name, leaf in leaves(tree)}
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:
-            file.write(serialise(flat))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        _sync(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
+    replace_file(path, serialise(flat))
 
 
-def _sync(folder: Path) -> None:
-    """Make a rename last through a power cut."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

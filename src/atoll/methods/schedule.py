@@ -6,16 +6,28 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Protocol
 
+from atoll.core.given import Part
 
-class Schedule(Protocol):
+
+class Schedule(Part, Protocol):
     """The learning rate of round t (from 0)."""
 
     def __call__(self, t: int) -> float: ...
 
 
 @dataclass(frozen=True)
-class Exponential:
-    """start · factor^t: a little less every round."""
+class Exponential(Schedule):
+    """The learning rate start · factor^t.
+
+    Args:
+        start: learning rate of the first round, above 0. Default 0.1.
+        factor: by which each round multiplies it, above 0. Default 0.99.
+
+    Example:
+        >>> import atoll
+        >>> atoll.Exponential(start=0.5, factor=0.5)(2)
+        0.125
+    """
 
     start: float = 0.1
     factor: float = 0.99
@@ -29,8 +41,20 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Multiply by `factor` after every `every` rounds."""
+class Steps(Schedule):
+    """A learning rate that is multiplied by `factor` after every `every` rounds.
+
+    Args:
+        start: learning rate of the first rounds, above 0. Default 0.1.
+        every: rounds between two changes, 1 or more. Default 50.
+        factor: by which it is multiplied, above 0. Default 0.1.
+
+    Example:
+        >>> import atoll
+        >>> schedule = atoll.Steps(start=1.0, every=10, factor=0.5)
+        >>> schedule(9), schedule(10)
+        (1.0, 0.5)
+    """
 
     start: float = 0.1
     every: int = 50
@@ -46,8 +70,20 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Cosine:
-    """From start to end along half a cosine over `rounds` rounds."""
+class Cosine(Schedule):
+    """A learning rate that goes from `start` to `end` along half a cosine over `rounds` rounds, and stays there.
+
+    Args:
+        start: learning rate of the first round, above 0. Default 0.1.
+        rounds: until `end` is reached, 1 or more. Default 100.
+        end: the last learning rate, 0 or more. Default 0.
+
+    Example:
+        >>> import atoll
+        >>> schedule = atoll.Cosine(start=1.0, rounds=10)
+        >>> schedule(0), round(schedule(5), 6), schedule(10)
+        (1.0, 0.5, 0.0)
+    """
 
     start: float = 0.1
     rounds: int = 100

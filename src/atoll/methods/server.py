@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from atoll.core.tree import Array
+from atoll.core.tree import Array, Tree
+from atoll.core.wire import Mismatch
 from atoll.methods.schedule import check_rate
+from atoll.models.layers import Tensor
 from atoll.models.optimiser import Optimiser
 
 
 @dataclass(frozen=True)
-class Server:
-    """Take the mean change for a negative gradient and give it to an optimiser with this learning rate."""
+class ServerOptimiser:
+    """Give the mean change, as a negative gradient, to an optimiser with this learning rate.
+
+    Args:
+        optimiser: any optimiser of Optax; its state is kept over rounds. Default SGD, which adds the change.
+        lr: learning rate of the server, above 0. Default 1.0.
+
+    Example:
+        >>> import atoll
+        >>> server = atoll.ServerOptimiser(atoll.optimiser("adam", eps=1e-3), lr=0.02)
+        >>> atoll.FedAvg(atoll.models.softmax(), server=server).server.lr
+        0.02
+    """
 
     optimiser: Optimiser = Optimiser()
     lr: float = 1.0
 
     def __post_init__(self) -> None:
         check_rate(self.lr, "server.lr")
+        if not isinstance(self.optimiser, Optimiser):
+            raise Mismatch(f"server.optimiser = {self.optimiser!r}: write atoll.optimiser(…) with the name of one")
+        if not self.optimiser.plain:
+            self.optimiser.make()  # refuses one that Optax does not have
 
-    def start(self, w: Array) -> Mapping[str, Any]:
+    def start(self, w: Array) -> Tree:
         """Return the optimiser's memory for parameters w, as a flat tree of arrays."""
         if self.optimiser.plain:
             return {}
@@ -32,7 +47,7 @@ class Server:
         with jax.enable_x64(w.dtype == np.float64):
             return _leaves(self.optimiser.make()(self.lr).init(w))
 
-    def step(self, w: Array, change: Array, memory: Mapping[str, Any]) -> tuple[Array, Mapping[str, Any]]:
+    def step(self, w: Array, change: Array, memory: Tree) -> tuple[Array, Tree]:
         """Move w by the change."""
         if self.optimiser.plain:
             return (w + change if self.lr == 1 else w + np.asarray(self.lr, w.dtype) * change), memory
@@ -47,7 +62,7 @@ class Server:
             return np.asarray(optax.apply_updates(w, updates)), _leaves(state)
 
 
-def _leaves(state: Any) -> dict[str, Array]:
+def _leaves(state: Tensor) -> dict[str, Array]:
     import jax
 
     return {f"{i:03d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}

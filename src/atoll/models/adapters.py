@@ -10,30 +10,79 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from atoll.compiled import jax_library
 from atoll.core.tree import Array, Schema
-from atoll.models.layers import Shape
+from atoll.jit import jax_library
+from atoll.models.layers import Shape, Tensor
 from atoll.models.model import Model
+from atoll.models.net import Loss
 
-Tensor = Any
-Loss = Literal["cross_entropy", "logistic", "squared"]
+if TYPE_CHECKING:
+    import equinox as eqx
+    import jax
+    from flax import linen, nnx
+    from torch import nn
+
 DType = Literal["float32", "float64"]
+Scores = Callable[[Tensor, Tensor], Tensor]  # of parameters and rows
+RowLosses = Callable[[Tensor, Tensor, Tensor], Tensor]  # of parameters, rows and labels
+T = TypeVar("T")
+U = TypeVar("U")
 
 
-def flax(module: Any, loss: Loss = "cross_entropy", *, ignore: int | None = None, dtype: DType = "float32") -> Model:
-    """Take a linen Module, or a function that makes an nnx Module of nnx.Rngs."""
+def flax(
+    module: linen.Module | Callable[[nnx.Rngs], nnx.Module],
+    loss: Loss = "cross_entropy",
+    *,
+    ignore: int | None = None,
+    dtype: DType = "float32",
+) -> Model:
+    """Make a model of a Flax network.
+
+    Args:
+        module: a linen Module, or a function from nnx.Rngs to an nnx Module. It must have no state beside its
+            parameters.
+        loss: "cross_entropy" (the default), "logistic" (one score, two classes) or "squared" (real targets).
+        ignore: labels equal to this do not count, such as padding. Default: all count.
+        dtype: of the parameters, "float32" (the default) or "float64".
+
+    Example:
+        >>> import atoll
+        >>> from flax import linen
+        >>> atoll.models.flax(linen.Dense(10)).bind((64,), 10).size
+        650
+    """
     from flax import linen
 
     kind = Linen if isinstance(module, linen.Module) else Nnx
     return Model(kind(module, loss, ignore), "jax", dtype)
 
 
-def equinox(module: Any, loss: Loss = "cross_entropy", *, ignore: int | None = None, dtype: DType = "float32") -> Model:
-    """Take an Equinox module, which starts as it is, or a function that makes one of a JAX key; it sees one row."""
+def equinox(
+    module: eqx.Module | Callable[[jax.Array], eqx.Module],
+    loss: Loss = "cross_entropy",
+    *,
+    ignore: int | None = None,
+    dtype: DType = "float32",
+) -> Model:
+    """Make a model of an Equinox network.
+
+    Args:
+        module: an Equinox module, whose parameters are the start, or a function from a JAX key to a module. It is
+            called with one row.
+        loss: "cross_entropy" (the default), "logistic" (one score, two classes) or "squared" (real targets).
+        ignore: labels equal to this do not count, such as padding. Default: all count.
+        dtype: of the parameters, "float32" (the default) or "float64".
+
+    Example:
+        >>> import atoll
+        >>> import equinox
+        >>> atoll.models.equinox(lambda key: equinox.nn.Linear(64, 10, key=key)).bind((64,), 10).size
+        650
+    """
     import equinox as eqx
 
     make = Held(module) if isinstance(module, eqx.Module) else module
@@ -41,26 +90,57 @@ def equinox(module: Any, loss: Loss = "cross_entropy", *, ignore: int | None = N
 
 
 def functions(
-    init: Callable[[int], Any],
-    apply: Callable[[Any, Any], Any] | None = None,
-    losses: Callable[[Any, Any, Any], Any] | None = None,
+    init: Callable[[int], Tensor],
+    apply: Scores | None = None,
+    losses: RowLosses | None = None,
     *,
     loss: Loss = "cross_entropy",
     ignore: int | None = None,
     dtype: DType = "float32",
 ) -> Model:
-    """Take pure functions of JAX: init(seed) gives parameters (any tree of arrays, or one vector).
+    """Make a model of pure JAX functions. Give `apply`, or `losses`, or both.
 
-    Then either apply(parameters, x) gives scores of rows and `loss` says what is made of them, or
-    losses(parameters, x, y) gives each row's own loss.
+    Args:
+        init: init(seed) returns the first parameters: any tree of arrays, or one vector.
+        apply: apply(parameters, x) returns the scores of rows, of which `loss` is computed.
+        losses: losses(parameters, x, y) returns the loss of each row, instead of `loss`.
+        loss: "cross_entropy" (the default), "logistic" (one score, two classes) or "squared" (real targets).
+        ignore: labels equal to this do not count, such as padding. Default: all count.
+        dtype: of the parameters, "float32" (the default) or "float64".
+
+    Example:
+        >>> import atoll
+        >>> import numpy as np
+        >>> model = atoll.models.functions(lambda seed: {"w": np.zeros((64, 10))}, lambda p, x: x @ p["w"])
+        >>> model.bind((64,), 10).size
+        640
     """
     if apply is None and losses is None:
         raise ValueError("functions() can compute nothing yet: give apply(parameters, x) or losses(parameters, x, y)")
     return Model(Functions(init, apply, losses, loss, ignore), "jax", dtype)
 
 
-def module(factory: Any, loss: Loss = "cross_entropy", *, ignore: int | None = None, dtype: DType = "float32") -> Model:
-    """Take a torch Module, which starts as it is, or a function without arguments that makes one."""
+def module(
+    factory: nn.Module | Callable[[], nn.Module],
+    loss: Loss = "cross_entropy",
+    *,
+    ignore: int | None = None,
+    dtype: DType = "float32",
+) -> Model:
+    """Make a model of a PyTorch network.
+
+    Args:
+        factory: a torch Module, whose parameters are the start, or a function without arguments that returns one.
+        loss: "cross_entropy" (the default), "logistic" (one score, two classes) or "squared" (real targets).
+        ignore: labels equal to this do not count, such as padding. Default: all count.
+        dtype: of the parameters, "float32" (the default) or "float64".
+
+    Example:
+        >>> import atoll
+        >>> import torch
+        >>> atoll.models.module(lambda: torch.nn.Linear(64, 10)).bind((64,), 10).size
+        650
+    """
     from atoll.models.torch_engine import _torch
 
     make = Held(factory) if isinstance(factory, _torch().nn.Module) else factory
@@ -71,7 +151,7 @@ def module(factory: Any, loss: Loss = "cross_entropy", *, ignore: int | None = N
 class Held:
     """An object that has no useful equality (it holds arrays), known by its identity."""
 
-    value: Any
+    value: object
 
 
 # --- specs ------------------------------------------------------------------------------------------------------------
@@ -81,7 +161,7 @@ class Held:
 class Linen:
     """A Flax linen Module."""
 
-    module: Any
+    module: linen.Module
     loss: Loss
     ignore: int | None = None
 
@@ -90,10 +170,11 @@ class Linen:
         if shape is None:
             raise ValueError("a Flax module does not know its data yet: call model.bind(shape, outputs)")
 
-        def start(x: Tensor, seed: int) -> Any:
+        def start(x: Tensor, seed: int) -> Tensor:
             return self.module.init(jax.random.key(seed), x)
 
-        x, found = _try(lambda x: jax.eval_shape(lambda: start(x, 0)), [np.zeros((1, *shape), t) for t in _TYPES])
+        inputs = [np.zeros((1, *shape), t) for t in _TYPES]
+        x, found = _try(lambda x: jax.eval_shape(lambda: start(x, 0)), inputs, shape)
         others = sorted(set(found) - {"params"})
         if others:
             raise ValueError(_stateful(f"collection '{others[0]}'"))
@@ -109,7 +190,7 @@ class Linen:
 class Nnx:
     """A function from nnx.Rngs to a Flax nnx Module."""
 
-    make: Any
+    make: Callable[[nnx.Rngs], nnx.Module]
     loss: Loss
     ignore: int | None = None
 
@@ -127,12 +208,14 @@ class Nnx:
         return _foreign(
             nnx.to_pure_dict(found),
             lambda seed: nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(seed)), nnx.Param)),
-            lambda p, x: nnx.merge(graph, _nnx_state(nnx, found, p))(x),
+            lambda p, x: nnx.merge(graph, _nnx_state(found, p))(x),
             self, shape, outputs,
         )  # fmt: skip
 
 
-def _nnx_state(nnx: Any, like: Any, p: Any) -> Any:
+def _nnx_state(like: nnx.State, p: Tensor) -> nnx.State:
+    from flax import nnx
+
     state = nnx.clone(like)
     nnx.replace_by_pure_dict(state, p)
     return state
@@ -142,7 +225,7 @@ def _nnx_state(nnx: Any, like: Any, p: Any) -> Any:
 class Equinox:
     """A function from a JAX key to an Equinox module, or such a module (Held)."""
 
-    make: Any
+    make: Held | Callable[[jax.Array], eqx.Module]
     loss: Loss
     ignore: int | None = None
 
@@ -150,7 +233,7 @@ class Equinox:
         jax = jax_library()
         import equinox as eqx
 
-        def made(seed: int) -> Any:
+        def made(seed: int) -> eqx.Module:
             return self.make.value if isinstance(self.make, Held) else self.make(jax.random.key(seed))
 
         first = made(0)
@@ -170,9 +253,9 @@ class Equinox:
 class Functions:
     """Pure functions of JAX."""
 
-    start: Callable[[int], Any]
-    apply: Callable[[Any, Any], Any] | None
-    losses: Callable[[Any, Any, Any], Any] | None
+    start: Callable[[int], Tensor]
+    apply: Scores | None
+    losses: RowLosses | None
     loss: Loss
     ignore: int | None = None
 
@@ -185,7 +268,7 @@ class Functions:
 class Torch:
     """A function that makes a torch Module, or such a module (Held)."""
 
-    make: Any
+    make: Held | Callable[[], nn.Module]
     loss: Loss
     ignore: int | None = None
 
@@ -209,11 +292,10 @@ class Foreign:
     schema: Schema
     loss: str
     ignore: int | None
-    tree: Any  # JAX's description of how the leaves nest
-    start: Callable[[int], Any]
-    score: Callable[[Any, Any], Any] | None
-    own: Callable[[Any, Any, Any], Any] | None = None
-    recurrent: bool = False
+    tree: jax.tree_util.PyTreeDef  # JAX's description of how the leaves nest
+    start: Callable[[int], Tensor]
+    score: Scores | None
+    own: RowLosses | None = None
 
     @property
     def heavy(self) -> bool:
@@ -233,7 +315,7 @@ class Foreign:
         assert self.own is not None
         return self.own(self._nested(parameters), x, y)
 
-    def _nested(self, parameters: dict[str, Tensor]) -> Any:
+    def _nested(self, parameters: dict[str, Tensor]) -> Tensor:
         return jax_library().tree.unflatten(self.tree, [parameters[name] for name, _ in self.schema.leaves])
 
 
@@ -241,16 +323,15 @@ class Foreign:
 class TorchNet:
     """A network written in PyTorch elsewhere; its trainable parameters in the order of named_parameters."""
 
-    make: Any
+    make: Held | Callable[[], nn.Module]
     loss: str
     ignore: int | None
-    recurrent: bool = False
 
     @cached_property
-    def _module(self) -> Any:
+    def _module(self) -> nn.Module:
         return self._made(0)
 
-    def _made(self, seed: int) -> Any:
+    def _made(self, seed: int) -> nn.Module:
         from atoll.models.torch_engine import _seeded
 
         if isinstance(self.make, Held):
@@ -258,7 +339,7 @@ class TorchNet:
         with _seeded(seed):
             return self.make()
 
-    def module(self) -> Any:
+    def module(self) -> nn.Module:
         """Return the module; callers replace its parameters at every call and never change it."""
         return self._module
 
@@ -278,7 +359,7 @@ class TorchNet:
         raise ValueError("a torch module runs in PyTorch only: leave the model's backend as 'torch'")
 
 
-def _trained(made: Any) -> list[tuple[str, Any]]:
+def _trained(made: nn.Module) -> list[tuple[str, nn.Parameter]]:
     found = [(name, p) for name, p in made.named_parameters() if p.requires_grad]
     if not found:
         raise ValueError("the torch module has no parameter that requires a gradient: there is nothing to train")
@@ -297,26 +378,28 @@ def _stateful(what: str) -> str:
     )
 
 
-def _try(run: Callable[[Any], Any], inputs: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the first input that a module takes, and what it made of it; the first complaint, if it takes none."""
+def _try(run: Callable[[T], U], inputs: Sequence[T], shape: Shape) -> tuple[T, U]:
+    """Return the first input that a module takes, and what it made of it; refuse a module that takes none."""
     first: Exception | None = None
     for x in inputs:
         try:
             return x, run(x)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             first = first or error
-    assert first is not None
-    raise first
+    why = str(first).strip().partition("\n")[0] or type(first).__name__
+    raise ValueError(
+        f"the module does not take the data's rows, which have shape {shape} ({why}): make its first layer for them"
+    ) from first
 
 
 def _foreign(
-    found: Any,
-    start: Callable[[int], Any],
-    score: Callable[[Any, Any], Any] | None,
-    spec: Any,
+    found: Tensor,
+    start: Callable[[int], Tensor],
+    score: Scores | None,
+    spec: Linen | Nnx | Equinox | Functions,
     shape: Shape | None,
     outputs: int | None,
-    own: Callable[[Any, Any, Any], Any] | None = None,
+    own: RowLosses | None = None,
 ) -> Foreign:
     """Name the leaves of a tree by their path and check what the network gives."""
     jax = jax_library()
@@ -331,7 +414,7 @@ def _foreign(
     if own is None and shape is not None:
         leaves = {name: jax.ShapeDtypeStruct(size, np.float32) for name, size in schema.leaves}
         inputs = [jax.ShapeDtypeStruct((2, *shape), t) for t in _TYPES]
-        _, scores = _try(lambda x: jax.eval_shape(net.apply, leaves, x), inputs)
+        _, scores = _try(lambda x: jax.eval_shape(net.apply, leaves, x), inputs, shape)
         _check(scores.shape, spec.loss, outputs)
     return net
 
@@ -355,7 +438,7 @@ def _probe_torch(net: TorchNet, shape: Shape, outputs: int | None) -> None:
     before = {name: buffer.clone() for name, buffer in copy.named_buffers()}
     inputs = [torch.zeros(2, *shape), torch.zeros(2, *shape, dtype=torch.int64)]
     with torch.no_grad(), _seeded(0):
-        _, scores = _try(copy, inputs)
+        _, scores = _try(copy, inputs, shape)
     for name, buffer in copy.named_buffers():
         if not torch.equal(buffer, before[name]):
             raise ValueError(_stateful(f"the changing buffer '{name}'"))

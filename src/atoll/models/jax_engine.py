@@ -6,35 +6,31 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 
-from atoll.compiled import jax_library
 from atoll.core.party import Group
 from atoll.core.tree import Array, Schema
-from atoll.models.batches import Batches, batches, round_up
-from atoll.models.model import Fit, Model
+from atoll.jit import jax_library
+from atoll.models.adapters import Foreign
+from atoll.models.batches import MiniBatches, batches, round_up
+from atoll.models.layers import Tensor
+from atoll.models.model import Fit, FitStart, Fitted, Model, mean_loss
 from atoll.models.optimiser import Optimiser
-
-Tensor = Any
 
 TINY = 10_000  # parameters; below, many parties share one call
 SLICE = 512  # rows evaluated at a time
 
 
-def _precision(model: Model) -> AbstractContextManager[Any]:
-    if model.dtype == "float32":
-        return nullcontext()
-    context: AbstractContextManager[Any] = jax_library().enable_x64(True)
-    return context
+def _precision(model: Model) -> AbstractContextManager[object]:
+    return nullcontext() if model.dtype == "float32" else jax_library().enable_x64(True)
 
 
 @dataclass(frozen=True)
 class JaxEngine:
     """The JAX backend."""
 
-    def width(self, model: Model) -> int:
+    def group_size(self, model: Model) -> int:
         if model.size > TINY or model.net.heavy:
             return 1
         return min(max(200_000 // model.size, 1), 125)
@@ -44,35 +40,45 @@ class JaxEngine:
         if not optimiser.plain:
             optimiser.make()
 
-    def fit(self, model: Model, w: Array, group: Group, how: Fit, lr: float, linear: Array | None) -> Array:
-        if how.private is not None:
-            from atoll.models.jax_private import fit_private
+    def fit(self, model: Model, start: FitStart, group: Group, how: Fit, lr: float) -> Fitted:
+        if how.example_dp is not None:
+            from atoll.models.jax_example_dp import fit_private
 
             with _precision(model):
-                return fit_private(model, w, group, how, lr, linear)
+                return fit_private(model, start, group, how, lr)
         plan = batches(group, how.epochs, how.batch)
         with _precision(model):
-            if self.width(model) > 1:
-                return _fit_many(model, w, group, plan, how, lr, linear)
+            if self.group_size(model) > 1:
+                return _fit_many(model, start, group, plan, how, lr)
             run = _fit_steps if model.net.heavy else _fit_one
-            out = [run(model, w, group, _only(plan, k), how, lr, _row(linear, k)) for k in range(len(group))]
-            return out[0][None] if len(out) == 1 else np.stack(out)
+            one_by_one = (run(model, start.of(k), group, _only(plan, k), how, lr) for k in range(len(group)))
+            w, loss = zip(*one_by_one, strict=True)
+            return Fitted(w[0][None] if len(w) == 1 else np.stack(w), np.array(loss))
 
-    def grad(self, model: Model, w: Array, group: Group) -> Array:
+    def grad(self, model: Model, w: Array, group: Group) -> tuple[Array, Array]:
         # One full-batch step of size 1 goes from w to w − g; differentiating directly keeps all digits.
         plan = batches(group, 1, None)
         with _precision(model):
+            if w.ndim == 2 and self.group_size(model) > 1:
+                return _grad_many(model, w, group, plan)
             kernel = _compiled_grad(model)
             out = []
             for k in range(len(group)):
                 x, y, rows, count = _padded(group, _only(plan, k))
-                out.append(np.asarray(kernel(w, x, y, rows[0], count[0])))
-            return np.stack(out)
+                out.append(kernel(w if w.ndim == 1 else w[k], x, y, rows[0], count[0]))
+            g, loss = zip(*out, strict=True)
+            return np.stack(g), np.array(loss, np.float64)
 
     def scores(self, model: Model, w: Array, x: Array) -> Array:
         with _precision(model):
             kernel = _compiled_scores(model)
             return np.concatenate([np.asarray(kernel(w, part))[:n] for part, n in _slices(x)])
+
+    def scores_each(self, model: Model, w: Array, group: Group) -> Array:
+        if self.group_size(model) > 1:
+            with _precision(model):
+                return _by_party(_compiled_scores_each(model), w, group, self.group_size(model))[0]
+        return np.concatenate([self.scores(model, w[k], x) for k, (x, _) in enumerate(group)])
 
     def losses(self, model: Model, w: Array, x: Array, y: Array) -> tuple[Array, Array, Array]:
         """Return (loss, right or squared error, number of labels) of every row."""
@@ -84,13 +90,19 @@ class JaxEngine:
             loss, right, n_labels = (np.concatenate(column) for column in zip(*parts, strict=True))
             return loss, right, n_labels
 
+    def losses_each(self, model: Model, w: Array, group: Group) -> tuple[Array, Array, Array]:
+        if self.group_size(model) > 1:
+            with _precision(model):
+                found = _by_party(_compiled_losses_each(model), w, group, self.group_size(model))
+        else:
+            each = [self.losses(model, w[k], x, y) for k, (x, y) in enumerate(group)]
+            found = [np.concatenate(column) for column in zip(*each, strict=True)]
+        loss, right, n_labels = (np.asarray(leaf, np.float64) for leaf in found)
+        return loss, right, n_labels
 
-def _only(plan: Batches, k: int) -> Batches:
-    return Batches(plan.rows[k], plan.real[k], plan.steps[k])
 
-
-def _row(linear: Array | None, k: int) -> Array | None:
-    return linear if linear is None or linear.ndim == 1 else linear[k]
+def _only(plan: MiniBatches, k: int) -> MiniBatches:
+    return MiniBatches(plan.rows[k], plan.real[k], plan.steps[k])
 
 
 def _slices(x: Array) -> list[tuple[Array, int]]:
@@ -121,7 +133,7 @@ def _pool(x: Array) -> Tensor:
     return _pools[key][1]
 
 
-def _padded(group: Group, plan: Batches, *, keep_steps: bool = False) -> tuple[Tensor, Tensor, Array, Array]:
+def _padded(group: Group, plan: MiniBatches, *, keep_steps: bool = False) -> tuple[Tensor, Tensor, Array, Array]:
     """Return (x, y, rows, real), padded to few shapes: steps (unless all are full), and a batch that is all samples."""
     rows, real = plan.rows, plan.real
     *lead, s, b = rows.shape
@@ -155,7 +167,7 @@ def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tup
     """Return loss, right (or squared error) and number of labels of each row."""
     jax = jax_library()
     jnp, net = jax.numpy, model.net
-    if net.loss == "own":
+    if isinstance(net, Foreign) and net.own is not None:
         loss = net.losses(p, x, y)
         return loss, jnp.zeros_like(loss), jnp.ones_like(loss)
     if jnp.issubdtype(x.dtype, jnp.floating):
@@ -190,10 +202,11 @@ def _mean_loss(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor, count: 
     return loss.sum() / jnp.maximum(n.sum(), 1)
 
 
-Steps = tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]
+MovePlan = tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor]]]
+StepPlan = tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, Tensor, Tensor]]]
 
 
-def _moves(how: Fit, tilted: bool) -> Steps:
+def _moves(how: Fit, tilted: bool) -> MovePlan:
     """Return the optimiser's init and its move with a gradient: (p, o, p0, g, lr, linear) to (p, o)."""
     jax = jax_library()
     make = None if how.optimiser.plain else how.optimiser.make()
@@ -214,52 +227,62 @@ def _moves(how: Fit, tilted: bool) -> Steps:
     return begin, move
 
 
-def _steps(model: Model, how: Fit, tilted: bool, full: bool) -> Steps:
-    """Return the optimiser's init and one step of local training: (p, o, p0, x, y, count, lr, linear) to (p, o)."""
+def _steps(model: Model, how: Fit, tilted: bool, full: bool) -> StepPlan:
+    """Return the optimiser's init and one step of local training: (p, o, l, p0, x, y, count, lr, linear) to (p, o, l).
+
+    l adds up the losses of all samples, each as it was when its step began.
+    """
     jax = jax_library()
     begin, move = _moves(how, tilted)
 
     def step(
-        p: Tensor, o: Tensor, p0: Tensor, x: Tensor, y: Tensor, count: Tensor, lr: Tensor, linear: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        g = jax.grad(partial(_mean_loss, model))(p, x, y, None if full else count)
-        after = move(p, o, p0, g, lr, linear)
+        p: Tensor, o: Tensor, total: Tensor, p0: Tensor, x: Tensor, y: Tensor, count: Tensor, lr: Tensor, linear: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        loss, g = jax.value_and_grad(partial(_mean_loss, model))(p, x, y, None if full else count)
+        after = (*move(p, o, p0, g, lr, linear), total + loss * count)
         if full:
             return after
         # A step without samples changes nothing: neither the parameters nor the optimiser's memory.
-        keep: tuple[Tensor, Tensor] = jax.tree.map(lambda a, b: jax.numpy.where(count > 0, a, b), after, (p, o))
+        keep: tuple[Tensor, Tensor, Tensor] = jax.tree.map(
+            lambda a, b: jax.numpy.where(count > 0, a, b), after, (p, o, total)
+        )
         return keep
 
     return begin, step
 
 
 @lru_cache(maxsize=64)
-def _compiled_one(model: Model, how: Fit, tilted: bool, full: bool) -> Callable[..., Tensor]:
+def _compiled_one(model: Model, how: Fit, tilted: bool, full: bool) -> Callable[..., tuple[Tensor, Tensor]]:
     """One party, all steps in one compiled loop that ends after the party's own number of steps."""
     jax, schema = jax_library(), model.schema
     begin, step = _steps(model, how, tilted, full)
 
     def run(
-        w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, steps: Tensor, lr: Tensor, linear: Tensor
-    ) -> Tensor:
+        w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, steps: Tensor, lr: Tensor, linear: Tensor,
+        centre: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         p0 = _cut(schema, w)
         tilt = _cut(schema, linear) if tilted else None
+        middle = p0 if centre is None else _cut(schema, centre)
 
-        def body(s: Tensor, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-            return step(*carry, p0, x[rows[s]], y[rows[s]], count[s], lr, tilt)
+        def body(s: Tensor, carry: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            return step(*carry, middle, x[rows[s]], y[rows[s]], count[s], lr, tilt)
 
-        p, _ = jax.lax.fori_loop(0, steps, body, (p0, begin(p0, lr)))
-        return _join(schema, p)
+        p, _, total = jax.lax.fori_loop(0, steps, body, (p0, begin(p0, lr), jax.numpy.zeros_like(lr)))
+        return _join(schema, p), total
 
     return jax.jit(run)
 
 
-def _fit_one(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None) -> Array:
+def _fit_one(
+    model: Model, start: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float
+) -> tuple[Array, Array]:
     full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
     x, y, rows, count = _padded(group, plan)
-    kernel = _compiled_one(model, how, linear is not None, full)
+    kernel = _compiled_one(model, how, start.linear is not None, full)
     rate = np.asarray(lr, model.dtype)
-    return np.asarray(kernel(w, x, y, rows, count, np.int32(plan.steps), rate, linear))
+    w, total = kernel(start.w, x, y, rows, count, np.int32(plan.steps), rate, start.linear, start.centre)
+    return np.asarray(w), mean_loss(total, plan.real)
 
 
 @lru_cache(maxsize=64)
@@ -268,88 +291,154 @@ def _compiled_steps(model: Model, how: Fit, tilted: bool, full: bool) -> tuple[C
     jax, schema = jax_library(), model.schema
     begin, step = _steps(model, how, tilted, full)
 
-    def start(w: Tensor, lr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def start(w: Tensor, lr: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         p = _cut(schema, w)
-        return p, begin(p, lr), (jax.tree.map(lambda a: a + 0, p) if how.prox else None)
+        middle = p if centre is None else _cut(schema, centre)
+        return p, begin(p, lr), (jax.tree.map(lambda a: a + 0, middle) if how.prox else None)
 
     def one(
-        p: Tensor, o: Tensor, p0: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, s: Tensor,
-        lr: Tensor, linear: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        p: Tensor, o: Tensor, total: Tensor, p0: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor,
+        s: Tensor, lr: Tensor, linear: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         tilt = _cut(schema, linear) if tilted else None
-        return step(p, o, p0, x[rows[s]], y[rows[s]], count[s], lr, tilt)
+        return step(p, o, total, p0, x[rows[s]], y[rows[s]], count[s], lr, tilt)
 
-    return jax.jit(start), jax.jit(one, donate_argnums=(0, 1)), jax.jit(partial(_join, schema))
+    return jax.jit(start), jax.jit(one, donate_argnums=(0, 1, 2)), jax.jit(partial(_join, schema))
 
 
-def _fit_steps(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None) -> Array:
+def _fit_steps(
+    model: Model, begin: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float
+) -> tuple[Array, Array]:
     full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
     x, y, rows, count = _padded(group, plan)
-    start, step, join = _compiled_steps(model, how, linear is not None, full)
+    start, step, join = _compiled_steps(model, how, begin.linear is not None, full)
     jnp = jax_library().numpy
     rate = jnp.asarray(lr, model.dtype)
     rows, count = jnp.asarray(rows), jnp.asarray(count)
-    p, o, p0 = start(w, rate)
+    p, o, p0 = start(begin.w, rate, begin.centre)
+    total = jnp.zeros_like(rate)
     for s in range(int(plan.steps)):
-        p, o = step(p, o, p0, x, y, rows, count, np.int32(s), rate, linear)
-    return np.asarray(join(p))
+        p, o, total = step(p, o, total, p0, x, y, rows, count, np.int32(s), rate, begin.linear)
+    return np.asarray(join(p)), mean_loss(total, plan.real)
 
 
 @lru_cache(maxsize=64)
-def _compiled_many(model: Model, how: Fit, tilt: int | str | None, full: bool) -> Callable[..., Tensor]:
-    """Many parties in one call: every party has its own copy of the parameters, all take a step together."""
-    jax, schema = jax_library(), model.schema
-    begin, step = _steps(model, how, tilt is not None, full)
+def _compiled_many(
+    model: Model, how: Fit, tilted: bool, axes: tuple[int | None, ...], full: bool
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Many parties in one call: every party has its own copy of the parameters, all take a step together.
 
-    def one(w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, lr: Tensor, linear: Tensor) -> Tensor:
+    `axes` says of w, linear and centre whether each party has its own (0) or all have one (None).
+    """
+    jax, schema = jax_library(), model.schema
+    begin, step = _steps(model, how, tilted, full)
+    of_w, of_linear, of_centre = axes
+
+    def one(
+        w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, lr: Tensor, linear: Tensor, centre: Tensor
+    ) -> tuple[Tensor, Tensor]:
         p0 = _cut(schema, w)
-        tilted = _cut(schema, linear) if tilt is not None else None
+        tilt = _cut(schema, linear) if tilted else None
+        middle = p0 if centre is None else _cut(schema, centre)
 
-        def body(carry: tuple[Tensor, Tensor], s: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], None]:
-            return step(*carry, p0, x[s[0]], y[s[0]], s[1], lr, tilted), None
+        def body(carry: tuple[Tensor, ...], s: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], None]:
+            return step(*carry, middle, x[s[0]], y[s[0]], s[1], lr, tilt), None
 
-        (p, _), _ = jax.lax.scan(body, (p0, begin(p0, lr)), (rows, count))
-        return _join(schema, p)
+        (p, _, total), _ = jax.lax.scan(body, (p0, begin(p0, lr), jax.numpy.zeros_like(lr)), (rows, count))
+        return _join(schema, p), total
 
-    return jax.jit(jax.vmap(one, in_axes=(None, None, None, 0, 0, None, 0 if tilt == 0 else None)))
+    return jax.jit(jax.vmap(one, in_axes=(of_w, None, None, 0, 0, None, of_linear, of_centre)))
 
 
-def _fit_many(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None) -> Array:
+def _fit_many(model: Model, start: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float) -> Fitted:
     k = len(plan.steps)
-    width = min(JaxEngine().width(model), round_up(k))
-    if k > width:
+    group_size = min(JaxEngine().group_size(model), round_up(k))
+    if k > group_size:
         out = []
-        for a in range(0, k, width):
-            some = Batches(*(leaf[a : a + width] for leaf in plan))
-            tilt = linear if linear is None or linear.ndim == 1 else linear[a : a + width]
-            out.append(_fit_many(model, w, group, some, how, lr, tilt))
-        return np.concatenate(out)
-    full = bool((plan.real == plan.rows.shape[2]).all()) and k == width
-    x, y, rows, real = _padded(group, Batches(*(_fill(leaf, width) for leaf in plan)), keep_steps=full)
-    kernel = _compiled_many(model, how, _axis(linear), full)
-    tilt = linear if linear is None or linear.ndim == 1 else _fill(linear, width)
-    return np.asarray(kernel(w, x, y, rows, real, np.asarray(lr, model.dtype), tilt))[:k]
+        for a in range(0, k, group_size):
+            some = slice(a, a + group_size)
+            part = MiniBatches(*(leaf[some] for leaf in plan))
+            out.append(_fit_many(model, start.of(some), group, part, how, lr))
+        return Fitted(*(np.concatenate(column) for column in zip(*out, strict=True)))
+    full = bool((plan.real == plan.rows.shape[2]).all()) and k == group_size
+    x, y, rows, real = _padded(group, MiniBatches(*(_fill(leaf, group_size) for leaf in plan)), keep_steps=full)
+    axes = tuple(None if leaf is None or leaf.ndim == 1 else 0 for leaf in start)
+    kernel = _compiled_many(model, how, start.linear is not None, axes, full)
+    w, linear, centre = (leaf if leaf is None or leaf.ndim == 1 else _fill(leaf, group_size) for leaf in start)
+    w, total = kernel(w, x, y, rows, real, np.asarray(lr, model.dtype), linear, centre)
+    return Fitted(np.asarray(w)[:k], mean_loss(np.asarray(total)[:k], plan.real[:k]))
 
 
-def _fill(leaf: Array, width: int) -> Array:
+def _fill(leaf: Array, group_size: int) -> Array:
     """Add parties that do nothing, so that every group has the same number."""
-    return np.pad(leaf, ((0, width - len(leaf)), *((0, 0) for _ in leaf.shape[1:])))
-
-
-def _axis(linear: Array | None) -> int | str | None:
-    """Say over which axis a tilt is dealt out: none is given (None), one for all ("all"), or one each (0)."""
-    return None if linear is None else "all" if linear.ndim == 1 else 0
+    if len(leaf) == group_size:
+        return leaf
+    return np.pad(leaf, ((0, group_size - len(leaf)), *((0, 0) for _ in leaf.shape[1:])))
 
 
 @lru_cache(maxsize=64)
-def _compiled_grad(model: Model) -> Callable[..., Tensor]:
+def _compiled_grad(model: Model) -> Callable[..., tuple[Tensor, Tensor]]:
     jax, schema = jax_library(), model.schema
 
-    def run(w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor) -> Tensor:
-        g = jax.grad(partial(_mean_loss, model))(_cut(schema, w), x[rows], y[rows], count)
-        return _join(schema, g)
+    def run(w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        loss, g = jax.value_and_grad(partial(_mean_loss, model))(_cut(schema, w), x[rows], y[rows], count)
+        return _join(schema, g), loss
 
     return jax.jit(run)
+
+
+@lru_cache(maxsize=64)
+def _compiled_grad_each(model: Model) -> Callable[..., tuple[Tensor, Tensor]]:
+    return jax_library().jit(jax_library().vmap(_compiled_grad(model), in_axes=(0, None, None, 0, 0)))
+
+
+def _grad_many(model: Model, w: Array, group: Group, plan: MiniBatches) -> tuple[Array, Array]:
+    """Return the gradients and losses of many small models, one a party."""
+    kernel, out = _compiled_grad_each(model), []
+    size = min(JaxEngine().group_size(model), round_up(len(w)))
+    for a in range(0, len(w), size):
+        some = MiniBatches(*(_fill(leaf[a : a + size], size) for leaf in plan))
+        x, y, rows, count = _padded(group, some)
+        part = w[a : a + size]
+        found = kernel(_fill(part, size), x, y, rows[:, 0], count[:, 0])
+        out.append([np.asarray(leaf)[: len(part)] for leaf in found])
+    g, loss = (np.concatenate(column) for column in zip(*out, strict=True))
+    return g, np.asarray(loss, np.float64)
+
+
+def _by_party(kernel: Callable[..., tuple[Tensor, ...]], w: Array, group: Group, size: int) -> list[Array]:
+    """Compute something of every sample at its own party's parameters; return rows, party after party.
+
+    Parties go together, as do slices of their samples: what lies beyond a party's samples is computed in vain.
+    """
+    size, most = min(size, round_up(len(w))), group.rows.shape[1]
+    wide = min(SLICE, round_up(most))
+    found = []
+    for a in range(0, len(w), size):
+        part, rows = w[a : a + size], _fill(group.rows[a : a + size], size)
+        slices = []
+        for b in range(0, most, wide):
+            some = rows[:, b : b + wide]
+            some = np.pad(some, ((0, 0), (0, wide - some.shape[1])))
+            slices.append(
+                [np.asarray(leaf) for leaf in kernel(_fill(part, size), group.samples.x[some], group.samples.y[some])]
+            )
+        real = np.arange(most) < group.size[a : a + size, None]
+        joined = [np.concatenate(column, axis=1)[: len(part), :most] for column in zip(*slices, strict=True)]
+        found.append([leaf[real] for leaf in joined])
+    return [np.concatenate(column) for column in zip(*found, strict=True)]
+
+
+@lru_cache(maxsize=64)
+def _compiled_scores_each(model: Model) -> Callable[..., tuple[Tensor, ...]]:
+    jax = jax_library()
+    return jax.jit(jax.vmap(lambda w, x, _: (model.net.apply(_cut(model.schema, w), x),)))
+
+
+@lru_cache(maxsize=64)
+def _compiled_losses_each(model: Model) -> Callable[..., tuple[Tensor, ...]]:
+    jax = jax_library()
+    return jax.jit(jax.vmap(lambda w, x, y: _row_losses(model, _cut(model.schema, w), x, y)))
 
 
 @lru_cache(maxsize=64)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from atoll.models.layers import Conv, Dense, Embed, Flatten, Image, Layer, Lstm, Pool, Relu
+from atoll.models.layers import Conv, Dense, Embed, Flatten, Image, Layer, Lstm, Pool, Relu, Tensor
 from atoll.models.net import Net
-
-Tensor = Any
 
 FEW = 16  # rows
 LARGE = 10_000  # numbers of a matrix
@@ -196,12 +192,12 @@ def _recur(z: Tensor, wh: Tensor) -> Tensor:
     return _cells(z, wh, None)[0]
 
 
-def _recur_forward(z: Tensor, wh: Tensor) -> tuple[Tensor, Any]:
+def _recur_forward(z: Tensor, wh: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     saved = _cells(z, wh, None)
     return saved[0], (saved, wh)
 
 
-def _recur_backward(residual: Any, dh: Tensor) -> tuple[Tensor, Tensor]:
+def _recur_backward(residual: tuple[Tensor, Tensor], dh: Tensor) -> tuple[Tensor, Tensor]:
     saved, wh = residual
     dz, dwh, _ = _backward(saved, wh, None, dh)
     return dz, dwh
@@ -215,12 +211,12 @@ def _recur_peep(z: Tensor, wh: Tensor, peep: Tensor) -> Tensor:
     return _cells(z, wh, peep)[0]
 
 
-def _recur_peep_forward(z: Tensor, wh: Tensor, peep: Tensor) -> tuple[Tensor, Any]:
+def _recur_peep_forward(z: Tensor, wh: Tensor, peep: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     saved = _cells(z, wh, peep)
     return saved[0], (saved, wh, peep)
 
 
-def _recur_peep_backward(residual: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _recur_peep_backward(residual: tuple[Tensor, Tensor, Tensor], dh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     saved, wh, peep = residual
     dz, dwh, old = _backward(saved, wh, peep, dh)
     di, df, _, do = jnp.split(dz, 4, -1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from atoll.core.tree import Array
 
 Shape = tuple[int, ...]
+Tensor = Any  # an array of JAX's or a tensor of PyTorch's, or a tree of them where JAX takes one
 Parameters = dict[str, Shape]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from atoll.core.keys import rng
 from atoll.core.tree import Array, Schema
-from atoll.models.layers import Conv, Layer, Lstm, Shape, start
+from atoll.models.layers import Conv, Layer, Lstm, Shape, Tensor, start
 
 Loss = Literal["cross_entropy", "logistic", "squared"]
 
@@ -38,6 +38,14 @@ class Net:
     def schema(self) -> Schema:
         return Schema(tuple((leaf, shape) for leaf, _, _, shape in self.parameters))
 
+    @cached_property
+    def positions(self) -> Shape:
+        """What gets scores of its own: () for a whole row, (time,) for each position in it."""
+        shape = self.shape
+        for layer in self.layers:
+            shape, _ = layer.shapes(shape)
+        return shape[:-1]
+
     @property
     def heavy(self) -> bool:
         """Whether a step is best compiled on its own (convolutions are slow inside compiled loops on a CPU)."""
@@ -47,7 +55,7 @@ class Net:
     def recurrent(self) -> bool:
         return any(isinstance(layer, Lstm) for layer in self.layers)
 
-    def apply(self, parameters: dict[str, Any], x: Any) -> Any:
+    def apply(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         """Run rows through the network in JAX."""
         from atoll.models.jax_layers import apply
 

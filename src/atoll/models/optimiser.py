@@ -4,27 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING
+
+from atoll.core.errors import Mismatch, nearest
+
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclass(frozen=True)
 class Optimiser:
     """Any optimiser of Optax by name, with its options; the learning rate comes from the method.
 
-    >>> Optimiser("sgd", (("momentum", 0.9),))
-    Optimiser(name='sgd', options=(('momentum', 0.9),))
+    Args:
+        name: of a function of Optax that has a learning rate. Default "sgd".
+        options: pairs of the name and the value of an option. Default: none.
+
+    Example:
+        >>> from atoll.models import Optimiser
+        >>> Optimiser("sgd", (("momentum", 0.9),))
+        Optimiser(name='sgd', options=(('momentum', 0.9),))
     """
 
     name: str = "sgd"
-    options: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, object], ...] = ()
 
     @property
     def plain(self) -> bool:
         """Whether a step is only w − lr·g."""
         return self.name == "sgd" and not any(value for _, value in self.options)
 
-    def make(self) -> Callable[[Any], Any]:
+    def make(self) -> Callable[[float], optax.GradientTransformation]:
         """Return the function from a learning rate to Optax's transformation."""
         import inspect
 
@@ -32,16 +42,14 @@ class Optimiser:
 
         known = [n for n in dir(optax) if "learning_rate" in _parameters(getattr(optax, n))]
         if self.name not in known:
-            near = get_close_matches(self.name, known, 1)
-            hint = f"did you mean '{near[0]}'?" if near else f"Optax has {', '.join(known)}"
-            raise ValueError(f"optimiser '{self.name}' is unknown: {hint}")
+            hint = nearest(self.name, known, f"Optax has {', '.join(known)}")
+            raise Mismatch(f"optimiser '{self.name}' is unknown: {hint}")
         factory, options = getattr(optax, self.name), dict(self.options)
         taken = set(inspect.signature(factory).parameters)
         wrong = sorted(set(options) - taken)
         if wrong:
-            near = get_close_matches(wrong[0], taken, 1)
-            hint = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(sorted(taken))}"
-            raise ValueError(f"optimiser '{self.name}' has no option '{wrong[0]}': {hint}")
+            hint = nearest(wrong[0], taken, f"it takes {', '.join(sorted(taken))}")
+            raise Mismatch(f"optimiser '{self.name}' has no option '{wrong[0]}': {hint}")
         return lambda lr: factory(learning_rate=lr, **options)
 
 
@@ -54,6 +62,16 @@ def _parameters(thing: object) -> list[str]:
         return []
 
 
-def optimiser(name: str = "sgd", **options: Any) -> Optimiser:
-    """Make an optimiser from a name and its options, as in `optimiser("adam", b1=0.9)`."""
+def optimiser(name: str = "sgd", **options: object) -> Optimiser:
+    """Make an optimiser from a name and its options.
+
+    Args:
+        name: of a function of Optax that has a learning rate. Default "sgd".
+        **options: of this optimiser, as Optax names them.
+
+    Example:
+        >>> import atoll
+        >>> atoll.optimiser("adam", b1=0.8)
+        Optimiser(name='adam', options=(('b1', 0.8),))
+    """
     return Optimiser(name, tuple(sorted(options.items())))

@@ -8,20 +8,26 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 
-from atoll.core.keys import draw
+from atoll.core.errors import NotInstalled
 from atoll.core.party import Group
 from atoll.core.tree import Array
-from atoll.models.batches import Batches, batches
-from atoll.models.layers import Dense, Embed, Flatten
-from atoll.models.model import Fit, Model
+from atoll.models.adapters import TorchNet
+from atoll.models.batches import MiniBatches, batches
+from atoll.models.layers import Dense, Embed, Flatten, Tensor
+from atoll.models.model import Fit, FitStart, Fitted, Model, Network, mean_loss
 from atoll.models.net import Net
 from atoll.models.optimiser import Optimiser
 
-Tensor = Any
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from atoll.models.torch_layers import MemoryLayout
 
 TINY = 10_000  # parameters; below, many parties share one call
 WIDTH = 125  # parties in such a call
@@ -30,12 +36,12 @@ BLOCK = 8 << 20  # bytes of samples gathered at a time
 
 
 @lru_cache(maxsize=1)
-def _torch() -> Any:
+def _torch() -> ModuleType:
     """Import PyTorch once: one thread an operation (parties run in parallel instead)."""
     try:
         import torch
     except ImportError:
-        raise ImportError("the backend 'torch' needs PyTorch: pip install 'atoll[torch]'") from None
+        raise NotInstalled("the backend 'torch' needs PyTorch: pip install 'atoll[torch]'") from None
     torch.set_num_threads(1)
     return torch
 
@@ -44,35 +50,44 @@ def _torch() -> Any:
 class TorchEngine:
     """The PyTorch backend."""
 
-    def width(self, model: Model) -> int:
+    def group_size(self, model: Model) -> int:
         return WIDTH if _affine(model.net) and model.size <= TINY else 1
 
     def check(self, optimiser: Optimiser) -> None:
         """Refuse an optimiser that parties cannot train with."""
         _optimiser(optimiser)
 
-    def fit(self, model: Model, w: Array, group: Group, how: Fit, lr: float, linear: Array | None) -> Array:
+    def fit(self, model: Model, start: FitStart, group: Group, how: Fit, lr: float) -> Fitted:
         _torch()
-        if how.private is not None:
-            from atoll.models.torch_private import fit_private
+        if how.example_dp is not None:
+            from atoll.models.torch_example_dp import fit_private
 
-            return fit_private(model, w, group, how, lr, linear)
+            return fit_private(model, start, group, how, lr)
         plan = batches(group, how.epochs, how.batch)
-        if self.width(model) > 1:
-            return _fit_many(model, w, group, plan, how, lr, linear)
-        return np.stack([_fit_one(model, w, group, plan, k, how, lr, linear) for k in range(len(group))])
+        if self.group_size(model) > 1:
+            return _fit_many(model, start, group, plan, how, lr)
+        w, total = zip(*(_fit_one(model, start.of(k), group, plan, k, how, lr) for k in range(len(group))), strict=True)
+        return Fitted(np.stack(w), mean_loss(np.array(total), plan.real))
 
-    def grad(self, model: Model, w: Array, group: Group) -> Array:
+    def grad(self, model: Model, w: Array, group: Group) -> tuple[Array, Array]:
         _torch()
-        if self.width(model) > 1:
+        if self.group_size(model) > 1:
             return _grad_many(model, w, group)
-        return np.stack([_grad_one(model, w, group.rows[k, : group.size[k]], group) for k in range(len(group))])
+        ws = w if w.ndim == 2 else [w] * len(group)
+        each = (_grad_one(model, ws[k], group.rows[k, : group.size[k]], group) for k in range(len(group)))
+        g, total = zip(*each, strict=True)
+        return np.stack(g), mean_loss(np.array(total), group.size[:, None])
 
     def scores(self, model: Model, w: Array, x: Array) -> Array:
         with _torch().inference_mode():
             run = _forward(model, _views(model, w), training=False)
             parts = [run(_inputs(model, x[a : a + SLICE])) for a in range(0, max(len(x), 1), SLICE)]
             return np.concatenate([part.numpy() for part in parts])
+
+    def scores_each(self, model: Model, w: Array, group: Group) -> Array:
+        if self.group_size(model) > 1:
+            return np.concatenate([scores.numpy() for scores, _ in _by_party(model, w, group)])
+        return np.concatenate([self.scores(model, w[k], x) for k, (x, _) in enumerate(group)])
 
     def losses(self, model: Model, w: Array, x: Array, y: Array) -> tuple[Array, Array, Array]:
         """Return (loss, right or squared error, number of labels) of every row."""
@@ -86,15 +101,25 @@ class TorchEngine:
         loss, right, n = (np.concatenate(column) for column in zip(*parts, strict=True))
         return loss, right, n
 
+    def losses_each(self, model: Model, w: Array, group: Group) -> tuple[Array, Array, Array]:
+        if self.group_size(model) > 1:
+            each = [
+                [a.numpy().astype(np.float64) for a in _row_losses(model, *some)] for some in _by_party(model, w, group)
+            ]
+        else:
+            each = [[*self.losses(model, w[k], x, y)] for k, (x, y) in enumerate(group)]
+        loss, right, n = (np.concatenate(column) for column in zip(*each, strict=True))
+        return loss, right, n
+
 
 # --- a network as PyTorch sees it -------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
-def _layout(model: Model) -> Any:
+def _layout(model: Model) -> MemoryLayout:
     from atoll.models.torch_layers import layout
 
-    if not isinstance(model.net, Net) and not hasattr(model.net, "module"):
+    if not isinstance(model.net, Net | TorchNet):
         raise ValueError("this network is written in JAX: leave its backend as 'jax', or bring a torch module")
     return layout(model.net, model.dtype)
 
@@ -105,8 +130,9 @@ def _views(model: Model, w: Array) -> list[Tensor]:
 
 
 @lru_cache(maxsize=64)
-def _module(model: Model, training: bool) -> Any:
+def _module(model: Model, training: bool) -> Module:
     """Return a copy of the user's module; its parameters are replaced at every call, so it never changes."""
+    assert isinstance(model.net, TorchNet)  # `_layout` refuses all others
     return deepcopy(model.net.module()).to(getattr(_torch(), model.dtype)).train(training)
 
 
@@ -122,7 +148,7 @@ def _forward(model: Model, leaves: Sequence[Tensor], training: bool) -> Callable
     return lambda x: torch.func.functional_call(module, named, (x,))
 
 
-def _affine(net: Any) -> bool:
+def _affine(net: Network) -> TypeGuard[Net]:
     """Say whether the network is one dense layer: linear, logistic or softmax regression."""
     if not isinstance(net, Net) or not all(isinstance(layer, Flatten | Dense) for layer in net.layers):
         return False
@@ -140,7 +166,7 @@ def _labels(model: Model, y: Array) -> Tensor:
     return _tensor(y, np.int64 if model.net.loss == "cross_entropy" else model.dtype)
 
 
-def _tensor(a: Array, dtype: Any) -> Tensor:
+def _tensor(a: Array, dtype: npt.DTypeLike) -> Tensor:
     """Copy only where the type differs, or where the array may not be written (of which PyTorch warns)."""
     same = a.dtype == dtype and a.flags.writeable and a.flags.c_contiguous
     return _torch().from_numpy(np.asarray(a) if same else np.array(a, dtype))
@@ -202,23 +228,23 @@ def _feed(model: Model, group: Group, rows: Array, count: Array) -> Iterator[tup
 
 
 def _fit_one(
-    model: Model, w: Array, group: Group, plan: Batches, k: int, how: Fit, lr: float, linear: Array | None
-) -> Array:
+    model: Model, start: FitStart, group: Group, plan: MiniBatches, k: int, how: Fit, lr: float
+) -> tuple[Array, float]:
+    """Train one party; return its parameters and the losses of all samples of its steps, added up."""
     from atoll.models.torch_layers import by_hand
 
     layout, rows, count = _layout(model), plan.rows[k], plan.real[k]
-    v = layout.load(w)
-    if how.optimiser.plain and linear is None and not how.prox:
+    v = layout.load(start.w)
+    if how.optimiser.plain and start.linear is None and not how.prox:
         if by_hand(model.net):
-            _descend(model, v, _blocks(model, group, rows, count), lr)
+            total = _descend(model, v, _blocks(model, group, rows, count), lr)
         else:
             with _draws(model, group, k):
-                _sgd_steps(model, v, _feed(model, group, rows, count), lr)
+                total = _sgd_steps(model, v, _feed(model, group, rows, count), lr)
     else:
-        tilt = None if linear is None else layout.load(linear if linear.ndim == 1 else linear[k])
         with _draws(model, group, k):
-            _steps(model, v, _feed(model, group, rows, count), how, lr, tilt)
-    return layout.store(v)
+            total = _steps(model, v, _feed(model, group, rows, count), how, lr, start)
+    return layout.store(v), float(total)
 
 
 @contextmanager
@@ -233,119 +259,164 @@ def _draws(model: Model, group: Group, k: int) -> AbstractContextManager[None]:
     """Give what a module draws (dropout) an address: round and party."""
     if isinstance(model.net, Net):
         return nullcontext()
-    return _seeded(int(draw(group.seed, "module", group.t, group.me[k])[0] >> np.uint64(1)))
+    return _seeded(int(group.world.public("module", group.t, group.me[k])[0] >> np.uint64(1)))
 
 
-def _descend(model: Model, v: Tensor, blocks: Iterator[tuple[Tensor, Tensor, list[int]]], lr: float) -> None:
-    from atoll.models.torch_layers import descent, stages
+def _descend(model: Model, v: Tensor, blocks: Iterator[tuple[Tensor, Tensor, list[int]]], lr: float) -> Tensor:
+    from atoll.models.torch_layers import by_hand, descent, stages
 
     torch, net = _torch(), model.net
     leaves = {name: leaf for (name, _), leaf in zip(net.schema.leaves, _layout(model).views(v), strict=True)}
+    assert by_hand(net)
     chain = stages(net, leaves)
     with torch.inference_mode():
-        step, one_hot = descent(chain, lr), torch.eye(chain[-1][2][0], dtype=v.dtype)
+        step, one_hot, total = descent(chain, lr), torch.eye(chain[-1][2][0], dtype=v.dtype), v.new_zeros(())
         for xs, ys, counts in blocks:
             for x, y, n in zip(xs.unbind(0), one_hot[ys].unbind(0), counts, strict=True):
                 if n:
-                    step(x, y) if n == len(x) else step(x[:n], y[:n])
+                    total += step(x, y) if n == len(x) else step(x[:n], y[:n])
+    return total
 
 
-def _gradient(model: Model, leaves: Sequence[Tensor], run: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Any:
-    return _torch().autograd.grad(_mean_loss(model, run(x), y), leaves, materialize_grads=True)
+def _gradient(
+    model: Model, leaves: Sequence[Tensor], run: Callable[[Tensor], Tensor], x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the mean loss, and the loss of all rows together."""
+    loss = _mean_loss(model, run(x), y)
+    return _torch().autograd.grad(loss, leaves, materialize_grads=True), loss.detach() * len(x)
 
 
-def _sgd_steps(model: Model, v: Tensor, feed: Iterator[tuple[Tensor, Tensor]], lr: float) -> None:
-    torch = _torch()
+def _sgd_steps(model: Model, v: Tensor, feed: Iterator[tuple[Tensor, Tensor]], lr: float) -> Tensor:
+    torch, total = _torch(), v.new_zeros(())
     leaves = [leaf.detach().requires_grad_() for leaf in _layout(model).views(v)]
     run = _forward(model, leaves, training=True)
     for x, y in feed:
-        g = _gradient(model, leaves, run, x, y)
+        g, loss = _gradient(model, leaves, run, x, y)
         with torch.no_grad():
             torch._foreach_add_(leaves, g, alpha=-lr)
+            total += loss
+    return total
 
 
 def _steps(
-    model: Model, v: Tensor, feed: Iterator[tuple[Tensor, Tensor]], how: Fit, lr: float, tilt: Tensor | None
-) -> None:
+    model: Model, v: Tensor, feed: Iterator[tuple[Tensor, Tensor]], how: Fit, lr: float, start: FitStart
+) -> Tensor:
     """Train with any optimiser, tilt and pull: all of it on the flat vector."""
-    layout = _layout(model)
+    layout, total = _layout(model), v.new_zeros(())
     fill, update = _optimiser(how.optimiser)
-    memory, start = [v.new_full(v.shape, value) for value in fill], v.clone() if how.prox else None
+    memory, (tilt, centre) = [v.new_full(v.shape, value) for value in fill], _terms(layout, start, v, how)
     leaves = [leaf.detach().requires_grad_() for leaf in layout.views(v)]
     run = _forward(model, leaves, training=True)
     for t, (x, y) in enumerate(feed, 1):
-        g = layout.flat(_gradient(model, leaves, run, x, y))
-        update(v, _tilted(g, v, tilt, start, how.prox), memory, t, lr)
+        g, loss = _gradient(model, leaves, run, x, y)
+        update(v, _tilted(layout.flat(g), v, tilt, centre, how.prox), memory, t, lr)
+        total += loss
+    return total
 
 
-def _tilted(g: Tensor, v: Tensor, tilt: Tensor | None, start: Tensor | None, prox: float) -> Tensor:
+def _terms(layout: MemoryLayout, start: FitStart, v: Tensor, how: Fit) -> tuple[Tensor | None, Tensor | None]:
+    """Return the tilt and the centre of the pull of one party, where it has them."""
+    tilt = None if start.linear is None else layout.load(start.linear)
+    if not how.prox:
+        return tilt, None
+    return tilt, v.clone() if start.centre is None else layout.load(start.centre)
+
+
+def _tilted(g: Tensor, v: Tensor, tilt: Tensor | None, centre: Tensor | None, prox: float) -> Tensor:
     if tilt is not None:
         g += tilt
-    if start is not None:
-        g.add_(v - start, alpha=prox)
+    if centre is not None:
+        g.add_(v - centre, alpha=prox)
     return g
 
 
-def _grad_one(model: Model, w: Array, rows: Array, group: Group) -> Array:
+def _grad_one(model: Model, w: Array, rows: Array, group: Group) -> tuple[Array, float]:
     layout = _layout(model)
     if not len(rows):
-        return np.zeros(model.size, model.dtype)
+        return np.zeros(model.size, model.dtype), 0.0
     x, y = _inputs(model, group.samples.x[rows]), _labels(model, group.samples.y[rows])
     leaves = [leaf.requires_grad_() for leaf in _views(model, w)]
     run = _forward(model, leaves, training=False)
-    return layout.store(layout.flat(_gradient(model, leaves, run, x, y)))
+    g, total = _gradient(model, leaves, run, x, y)
+    return layout.store(layout.flat(g)), float(total)
 
 
 # --- many parties with one dense layer each ---------------------------------------------------------------------------
 
 
-def _fit_many(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None) -> Array:
-    out = np.empty((len(group), model.size), model.dtype)
+def _fit_many(model: Model, start: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float) -> Fitted:
+    out, total = np.empty((len(group), model.size), model.dtype), np.empty(len(group))
     steps = (plan.real > 0).sum(1)
     # Those with most steps first: the parties that still train are then the first rows of every array.
     order = np.argsort(-steps, kind="stable")
     with _torch().inference_mode():
         for a in range(0, len(order), WIDTH):
             me = order[a : a + WIDTH]
-            tilt = linear if linear is None or linear.ndim == 1 else linear[me]
-            some = Batches(plan.rows[me], plan.real[me], steps[me])
-            out[me] = _fit_chunk(model, w, group, some, how, lr, tilt)
-    return out
+            some = MiniBatches(plan.rows[me], plan.real[me], steps[me])
+            out[me], total[me] = _fit_chunk(model, start.of(me), group, some, how, lr)
+    return Fitted(out, mean_loss(total, plan.real))
 
 
-def _fit_chunk(model: Model, w: Array, group: Group, plan: Batches, how: Fit, lr: float, linear: Array | None) -> Array:
-    torch = _torch()
-    v = torch.tensor(np.tile(np.asarray(w, model.dtype), (len(plan.rows), 1)))
-    tilt = None if linear is None else torch.tensor(np.asarray(linear, model.dtype)).expand_as(v)
+def _fit_chunk(
+    model: Model, start: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float
+) -> tuple[Array, Array]:
+    torch, shape = _torch(), (len(plan.rows), model.size)
+    v = torch.tensor(np.array(np.broadcast_to(np.asarray(start.w, model.dtype), shape)))
+    tilt, centre = (
+        None if leaf is None else torch.tensor(np.asarray(leaf, model.dtype)).expand_as(v)
+        for leaf in (start.linear, start.centre if how.prox else None)
+    )
     plain = how.optimiser.plain and tilt is None and not how.prox
     fill, update = ((), None) if plain else _optimiser(how.optimiser)
-    memory, start = [torch.full_like(v, value) for value in fill], v.clone() if how.prox else None
+    memory = [torch.full_like(v, value) for value in fill]
+    if how.prox and centre is None:
+        centre = v.clone()
+    total = v.new_zeros(len(v))
     for s in range(int(plan.steps.max(initial=0))):
         n = int((plan.steps > s).sum())
-        x, d = _slopes(model, v[:n], group, plan.rows[:n, s], plan.real[:n, s])
+        x, d, loss = _slopes(model, v[:n], group, plan.rows[:n, s], plan.real[:n, s])
+        total[:n] += loss
         if update is None:
             weights, bias = _split(model, v[:n])
             weights.baddbmm_(x.transpose(1, 2), d, alpha=-lr)
             bias.sub_(d.sum(1, keepdim=True), alpha=lr)
         else:
-            g = _tilted(_joined(x, d), v[:n], _first(tilt, n), _first(start, n), how.prox)
+            g = _tilted(_joined(x, d), v[:n], _first(tilt, n), _first(centre, n), how.prox)
             update(v[:n], g, [m[:n] for m in memory], s + 1, lr)
-    return v.numpy()
+    return v.numpy(), total.numpy()
 
 
 def _first(a: Tensor | None, n: int) -> Tensor | None:
     return None if a is None else a[:n]
 
 
-def _grad_many(model: Model, w: Array, group: Group) -> Array:
-    torch, out = _torch(), []
+def _grad_many(model: Model, w: Array, group: Group) -> tuple[Array, Array]:
+    torch, out, total = _torch(), [], []
     with torch.inference_mode():
         for a in range(0, len(group), WIDTH):
             size = group.size[a : a + WIDTH]
-            v = torch.tensor(np.asarray(w, model.dtype)).expand(len(size), -1)
-            x, d = _slopes(model, v, group, group.rows[a : a + WIDTH, : max(int(size.max()), 1)], size)
+            some = w if w.ndim == 1 else w[a : a + WIDTH]
+            v = torch.tensor(np.asarray(some, model.dtype)).expand(len(size), -1)
+            x, d, loss = _slopes(model, v, group, group.rows[a : a + WIDTH, : max(int(size.max()), 1)], size)
             out.append(_joined(x, d).numpy())
-    return np.concatenate(out)
+            total.append(loss.numpy())
+    return np.concatenate(out), mean_loss(np.concatenate(total), group.size[:, None])
+
+
+def _by_party(model: Model, w: Array, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the scores, each at its own party's parameters, and the labels of all samples, party after party."""
+    torch = _torch()
+    for a in range(0, len(group), WIDTH):
+        size, parts = group.size[a : a + WIDTH], list[tuple[Tensor, Tensor]]()
+        weights, bias = _split(model, torch.tensor(np.asarray(w[a : a + WIDTH], model.dtype)))
+        most = max(int(size.max()), 1)
+        for b in range(0, most, SLICE):
+            rows = group.rows[a : a + WIDTH, b : min(b + SLICE, most)]
+            x = _inputs(model, group.samples.x[rows]).flatten(2)
+            parts.append((torch.baddbmm(bias, x, weights), _labels(model, group.samples.y[rows])))
+        real = torch.from_numpy(np.arange(most) < size[:, None])
+        scores, labels = (torch.cat(column, 1)[real] for column in zip(*parts, strict=True))
+        yield scores, labels
 
 
 def _split(model: Model, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -360,21 +431,28 @@ def _joined(x: Tensor, d: Tensor) -> Tensor:
     return torch.cat([torch.bmm(x.transpose(1, 2), d).flatten(1), d.sum(1)], 1)
 
 
-def _slopes(model: Model, v: Tensor, group: Group, rows: Array, count: Array) -> tuple[Tensor, Tensor]:
-    """Return the rows of every party and the slope of its mean loss in their scores."""
+def _slopes(model: Model, v: Tensor, group: Group, rows: Array, count: Array) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rows of every party, the slope of its mean loss in their scores, and their losses added up."""
     torch, net = _torch(), model.net
     x = _inputs(model, group.samples.x[rows]).flatten(2)
     y = _labels(model, group.samples.y[rows])
     weights, bias = _split(model, v)
     scores = torch.baddbmm(bias, x, weights)
+    real = np.arange(rows.shape[1]) < count[:, None]
     if net.loss == "cross_entropy":
         d = torch.softmax(scores, -1)
+        loss = -d.gather(2, y[..., None])[..., 0].clamp_min_(torch.finfo(d.dtype).tiny).log_()
         d.scatter_add_(2, y[..., None], d.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
     else:
-        d = (scores.sigmoid_() if net.loss == "logistic" else scores).sub_(y.reshape(scores.shape))
-    real = np.arange(rows.shape[1]) < count[:, None]
+        labels = y.reshape(scores.shape)
+        if net.loss == "logistic":
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, labels, reduction="none").sum(2)
+            d = scores.sigmoid_().sub_(labels)
+        else:
+            d = scores.sub_(labels)
+            loss = 0.5 * d.square().sum(2)
     share = (real / np.maximum(count, 1)[:, None]).astype(model.dtype)
-    return x, d.mul_(torch.from_numpy(share)[..., None])
+    return x, d.mul_(torch.from_numpy(share)[..., None]), (loss * torch.from_numpy(real)).sum(1)
 
 
 # --- optimisers as Optax defines them ---------------------------------------------------------------------------------
@@ -446,7 +524,7 @@ OPTIMISERS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
-def _optimiser(which: Optimiser) -> tuple[tuple[float, ...], Callable[..., None]]:
+def _optimiser(which: Optimiser) -> tuple[tuple[object, ...], Callable[..., None]]:
     """Return the first values of an optimiser's memory and its step, which changes the vector and the memory."""
     known = ", ".join(OPTIMISERS)
     if which.name not in OPTIMISERS:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from atoll.core.tree import Array
-from atoll.models.layers import Conv, Dense, Embed, Flatten, Image, Layer, Lstm, Pool, Relu, Shape
+from atoll.models.layers import Conv, Dense, Embed, Flatten, Image, Layer, Lstm, Pool, Relu, Shape, Tensor
+from atoll.models.model import Network
 from atoll.models.net import Net
-
-Tensor = Any
 
 NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)  # how to permute the axes of the other into this
 
@@ -48,7 +47,7 @@ def orders(net: Net) -> dict[str, tuple[Shape, Shape]]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """Where a network's parameters lie: flat vectors of Atoll's layout go in (`load`) and come out (`store`)."""
 
     slots: tuple[Slot, ...]
@@ -83,23 +82,23 @@ class Layout:
         return [s for s in self.slots if s.memory != tuple(sorted(s.memory))]
 
 
-def layout(net: Any, dtype: str) -> Layout:
+def layout(net: Network, dtype: str) -> MemoryLayout:
     """Lay the leaves out end to end, each in the order of axes that is fastest for PyTorch."""
     found, other = [], orders(net) if isinstance(net, Net) else {}
     for name, a, b, shape in net.schema.slots():
         same = tuple(range(len(shape)))
         found.append(Slot(name, a, b, shape, *other.get(name, (same, same))))
-    return Layout(tuple(found), dtype)
+    return MemoryLayout(tuple(found), dtype)
 
 
 # --- forwards ---------------------------------------------------------------------------------------------------------
 
-Stage = tuple[Layer, dict[str, Any], Shape]
+TorchStep = tuple[Layer, dict[str, Tensor], Shape]
 
 
-def stages(net: Net, parameters: dict[str, Tensor]) -> list[Stage]:
+def stages(net: Net, parameters: dict[str, Tensor]) -> list[TorchStep]:
     """Pair every layer with its parameters and the shape that it gives."""
-    found: list[Stage] = []
+    found: list[TorchStep] = []
     shape = net.shape
     for i, layer in enumerate(net.layers):
         shape, _ = layer.shapes(shape)
@@ -112,7 +111,7 @@ def apply(net: Net, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     return forward(stages(net, parameters), x)
 
 
-def forward(chain: Sequence[Stage], x: Tensor) -> Tensor:
+def forward(chain: Sequence[TorchStep], x: Tensor) -> Tensor:
     i = 0
     while i < len(chain):
         layer, p, out = chain[i]
@@ -177,7 +176,7 @@ class _Recur(torch.autograd.Function):  # type: ignore[misc]  # PyTorch's way to
     """The LSTM with peepholes; the gradient of the recurrent weights is one product after the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, wh: Tensor, peep: Tensor) -> Tensor:
+    def forward(ctx: torch.autograd.function.FunctionCtx, z: Tensor, wh: Tensor, peep: Tensor) -> Tensor:
         t, n, _ = z.shape
         units = len(wh)
         h, c = z.new_zeros(t + 1, n, units), z.new_zeros(t + 1, n, units)
@@ -194,7 +193,7 @@ class _Recur(torch.autograd.Function):  # type: ignore[misc]  # PyTorch's way to
         return h[1:]
 
     @staticmethod
-    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         h, c, gates, squashed, wh, peep = ctx.saved_tensors
         t, n, units = squashed.shape
         i, f, g, o = gates.view(t, n, 4, units).unbind(2)
@@ -219,7 +218,7 @@ class _Recur(torch.autograd.Function):  # type: ignore[misc]  # PyTorch's way to
 # --- a step of SGD by hand --------------------------------------------------------------------------------------------
 
 
-def by_hand(net: Any) -> bool:
+def by_hand(net: Network) -> TypeGuard[Net]:
     """Say whether `descent` knows all layers: dense ones and convolutions under a softmax."""
     if not isinstance(net, Net) or net.loss != "cross_entropy":
         return False
@@ -236,29 +235,33 @@ def by_hand(net: Any) -> bool:
     return len(shape) == 1 and any(isinstance(layer, Dense) for layer in net.layers)
 
 
-def descent(chain: Sequence[Stage], lr: float) -> Callable[[Tensor, Tensor], None]:
+def descent(chain: Sequence[TorchStep], lr: float) -> Callable[[Tensor, Tensor], Tensor]:
     """Return one step of plain SGD on the mean cross-entropy: rows and one-hot labels in, parameters changed in place.
 
-    The gradient that runs back is multiplied by the rate once, so every layer just subtracts its own part of it.
+    It returns the loss of all rows before the step. The gradient that runs back is multiplied by the rate once, so
+    every layer just subtracts its own part of it.
     """
     first = next(i for i, (_, p, _) in enumerate(chain) if p)
     pairs = [_pair(layer, p, out, i - first) for i, (layer, p, out) in enumerate(chain)]
     forths, backs = [forth for forth, _ in pairs], [back for _, back in pairs[first:]][::-1]
 
-    def step(x: Tensor, target: Tensor) -> None:
+    def step(x: Tensor, target: Tensor) -> Tensor:
         saved = []
         for forth in forths:
             x, kept = forth(x)
             saved.append(kept)
-        d = torch.softmax(x, 1).sub_(target).mul_(lr / len(x))
+        d = torch.softmax(x, 1)
+        loss = -(d * target).sum(1).clamp_min_(torch.finfo(d.dtype).tiny).log_().sum()
+        d = d.sub_(target).mul_(lr / len(x))
         for back in backs:
             d = back(d, saved.pop())
+        return loss
 
     return step
 
 
-Forth = Callable[[Any], tuple[Any, Any]]  # input to output and what the backward pass needs
-Back = Callable[[Any, Any], Any]  # gradient of the output, and what was kept, to the gradient of the input
+Forth = Callable[[Tensor], tuple[Tensor, Tensor]]  # input to output and what the backward pass needs
+Back = Callable[[Tensor, Tensor], Tensor]  # gradient of the output, and what was kept, to the gradient of the input
 
 
 def _pair(layer: Layer, p: dict[str, Tensor], out: Shape, after: int) -> tuple[Forth, Back]:
@@ -322,12 +325,12 @@ def _pool_pair() -> tuple[Forth, Back]:
     pool = torch.ops.aten.max_pool2d_with_indices.default
     unpool = torch.ops.aten.max_pool2d_with_indices_backward.default
 
-    def forth(x: Tensor) -> tuple[Tensor, Any]:
+    def forth(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         x = x.permute(NCHW)
         top, where = pool(x, (2, 2), (2, 2))
         return top.permute(NHWC), (x, where)
 
-    def back(d: Tensor, kept: Any) -> Tensor:
+    def back(d: Tensor, kept: tuple[Tensor, Tensor]) -> Tensor:
         x, where = kept
         return unpool(d.permute(NCHW), x, (2, 2), (2, 2), (0, 0), (1, 1), False, where).permute(NHWC)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from atoll.core.errors import Mismatch
+from atoll.core.given import number
 from atoll.models.layers import Conv, Dense, Embed, Flatten, Image, Layer, Lstm, Pool, Relu, Shape
-from atoll.models.model import Model
+from atoll.models.model import Model, Spec
 from atoll.models.net import Net
 
 Backend = Literal["jax", "torch"]
@@ -16,6 +19,19 @@ def _known(shape: Shape | None, outputs: int | None) -> tuple[Shape, int]:
     if shape is None or outputs is None:
         raise ValueError("the model does not know its data yet: call model.bind(shape, outputs), or give it to a Job")
     return shape, outputs
+
+
+def _counts(name: str, **fields: object) -> None:
+    """Refuse sizes of layers that are no whole numbers from 1."""
+    for field, value in fields.items():
+        for k, one in enumerate(value) if isinstance(value, tuple) else ((None, value),):
+            number(f"{name}: {field}" + ("" if k is None else f"[{k}]"), one)
+
+
+def _listed(name: str, field: str, given: object) -> tuple[int, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise Mismatch(f"{name}: {field} = {given!r}: a list of whole numbers, as in {name}({field}=(64, 32))")
+    return tuple(given)
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,9 @@ class Mlp:
     hidden: tuple[int, ...] = (200, 200)
     loss: Literal["cross_entropy", "squared"] = "cross_entropy"
 
+    def __post_init__(self) -> None:
+        _counts("mlp", hidden=self.hidden)
+
     def build(self, shape: Shape | None, outputs: int | None) -> Net:
         shape, outputs = _known(shape, outputs)
         layers: list[Layer] = [Flatten()]
@@ -68,6 +87,9 @@ class Cnn:
 
     channels: tuple[int, int] = (32, 64)
     units: int = 512
+
+    def __post_init__(self) -> None:
+        _counts("cnn", channels=self.channels, units=self.units)
 
     def build(self, shape: Shape | None, outputs: int | None) -> Net:
         shape, outputs = _known(shape, outputs)
@@ -98,13 +120,16 @@ class CharLstm:
     embedding: int = 8
     peephole: bool = True
 
+    def __post_init__(self) -> None:
+        _counts("char_lstm", units=self.units, embedding=self.embedding)
+
     def build(self, shape: Shape | None, outputs: int | None) -> Net:
         shape, outputs = _known(shape, outputs)
         lstm = Lstm(self.units, self.peephole)
         return Net((Embed(outputs, self.embedding), lstm, lstm, Dense(outputs)), shape, ignore=outputs - 2)
 
 
-SPECS: dict[str, type[Any]] = {
+SPECS: dict[str, type[Spec]] = {
     "linear": Linear,
     "softmax": Softmax,
     "logistic": Logistic,
@@ -116,17 +141,47 @@ SPECS: dict[str, type[Any]] = {
 
 
 def linear(*, backend: Backend = "jax", dtype: Literal["float32", "float64"] = "float32") -> Model:
-    """Linear regression with an intercept."""
+    """Linear regression with an intercept and squared loss; it starts from zero.
+
+    Args:
+        backend: "jax" (the default) or "torch" (`pip install 'atoll[torch]'`).
+        dtype: of the parameters, "float32" (the default) or "float64".
+
+    Example:
+        >>> import atoll
+        >>> atoll.models.linear().bind((8,), 1).size
+        9
+    """
     return Model(Linear(), backend, dtype)
 
 
 def softmax(*, backend: Backend = "jax", dtype: Literal["float32", "float64"] = "float32") -> Model:
-    """Softmax regression from zero."""
+    """Softmax regression; it starts from zero.
+
+    Args:
+        backend: "jax" (the default) or "torch" (`pip install 'atoll[torch]'`).
+        dtype: of the parameters, "float32" (the default) or "float64".
+
+    Example:
+        >>> import atoll
+        >>> atoll.models.softmax().bind((784,), 10).size
+        7850
+    """
     return Model(Softmax(), backend, dtype)
 
 
 def logistic(*, backend: Backend = "jax", dtype: Literal["float32", "float64"] = "float32") -> Model:
-    """Logistic regression from zero, one score for two classes."""
+    """Logistic regression, one score for two classes; it starts from zero.
+
+    Args:
+        backend: "jax" (the default) or "torch" (`pip install 'atoll[torch]'`).
+        dtype: of the parameters, "float32" (the default) or "float64".
+
+    Example:
+        >>> import atoll
+        >>> atoll.models.logistic().bind((123,), 2).size
+        124
+    """
     return Model(Logistic(), backend, dtype)
 
 
@@ -137,20 +192,69 @@ def mlp(
     backend: Backend = "jax",
     dtype: Literal["float32", "float64"] = "float32",
 ) -> Model:
-    """Dense layers with ReLU between; on MNIST this is McMahan's 2NN."""
-    return Model(Mlp(tuple(hidden), loss), backend, dtype)
+    """Dense layers with ReLU; with its defaults, on MNIST, the 2NN of McMahan et al. 2017.
+
+    Args:
+        hidden: units of each hidden layer. Default (200, 200).
+        loss: "cross_entropy" (the default) for classes, or "squared" for real targets.
+        backend: "jax" (the default) or "torch" (`pip install 'atoll[torch]'`).
+        dtype: of the parameters, "float32" (the default) or "float64".
+
+    Example:
+        >>> import atoll
+        >>> atoll.models.mlp(hidden=(64,)).bind((64,), 10).size
+        4810
+    """
+    return Model(Mlp(_listed("mlp", "hidden", hidden), loss), backend, dtype)
 
 
 def cnn(channels: tuple[int, int] = (32, 64), units: int = 512, *, backend: Backend = "jax") -> Model:
-    """McMahan's convolutional network for MNIST."""
-    return Model(Cnn((channels[0], channels[1]), units), backend)
+    """The convolutional network of McMahan et al. 2017: two 5×5 convolutions with pooling, and one dense layer.
+
+    Args:
+        channels: channels of the two convolutions. Default (32, 64).
+        units: units of the dense layer, 1 or more. Default 512.
+        backend: "jax" (the default) or "torch" (`pip install 'atoll[torch]'`).
+
+    Example:
+        >>> import atoll
+        >>> atoll.models.cnn().bind((784,), 10).size
+        1663370
+    """
+    both = _listed("cnn", "channels", channels)
+    if len(both) != 2:
+        raise Mismatch(f"cnn: channels = {channels!r}: two numbers, of its two convolutions, as in (32, 64)")
+    return Model(Cnn((both[0], both[1]), units), backend)
 
 
 def lenet(*, backend: Backend = "jax") -> Model:
-    """The small convolutional network of the HierFAVG experiments."""
+    """A small convolutional network: 10 and 20 channels, 50 units, as in the experiments of HierFAVG.
+
+    Args:
+        backend: "jax" (the default) or "torch" (`pip install 'atoll[torch]'`).
+
+    Example:
+        >>> import atoll
+        >>> atoll.models.lenet().bind((784,), 10).size
+        21840
+    """
     return Model(LeNet(), backend)
 
 
 def char_lstm(units: int = 256, embedding: int = 8, peephole: bool = True, *, backend: Backend = "jax") -> Model:
-    """McMahan's next-character LSTM for Shakespeare."""
+    """The next-character LSTM of McMahan et al. 2017: an embedding and two LSTM layers.
+
+    The second last label of the data is padding and does not count.
+
+    Args:
+        units: units of each LSTM layer, 1 or more. Default 256.
+        embedding: size of the embedding of a character, 1 or more. Default 8.
+        peephole: whether the cells have peephole connections, as in the paper. Default true.
+        backend: "jax" (the default) or "torch" (`pip install 'atoll[torch]'`).
+
+    Example:
+        >>> import atoll
+        >>> atoll.models.char_lstm().bind((80,), 258).size
+        866578
+    """
     return Model(CharLstm(units, embedding, peephole), backend)

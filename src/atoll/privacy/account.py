@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
-from math import inf, log
-from typing import Any
+from math import inf, isfinite, log
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.keys import Array
+from atoll.core.tree import Array
 from atoll.privacy.events import Spend
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 _ORDERS = np.unique([*(1 + x / 10 for x in range(1, 100)), *range(2, 64), 128, 256, 512, 1024])
 # For samples of fixed size an order takes long, and one between whole orders is only interpolated.
@@ -24,21 +28,36 @@ _GRID = 1e-4
 
 @dataclass(frozen=True)
 class Account:
-    """The ε of a run that spends the same every round, at one δ."""
+    """The ε of a run that spends the same in every round, at one δ.
+
+    Args:
+        spend: what one ask spends; of several asks in a round, the first.
+        delta: the δ of the guarantee, above 0 and below 1.
+        after: where a round has several asks, all that it has spent after each of them. Default: a round is one ask.
+        again: asks of a round, counted from 1, whose failure makes the round begin again. Default: none.
+
+    Example:
+        >>> from atoll.privacy import Account, Spend
+        >>> account = Account(Spend(1.0, "poisson", 0.01), delta=1e-5)
+        >>> round(account.epsilon(1000), 2), round(account.tight(1000), 2)  # by Rényi DP, by privacy loss distributions
+        (2.1, 1.83)
+    """
 
     spend: Spend
     delta: float
+    after: tuple[tuple[Spend, ...], ...] = ()
+    again: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_delta(self.delta, self.spend.population)
 
-    def epsilon(self, rounds: int) -> float:
-        """Return ε by Rényi DP: quick, never too small, and never falling with the rounds."""
-        return _epsilon(_rdp([(self.spend, rounds)]), self.delta)
+    def epsilon(self, asks: int) -> float:
+        """Return ε by Rényi DP: quick, never too small, and never falling with the asks."""
+        return _epsilon(self._rdp(asks), self.delta)
 
-    def tight(self, rounds: int) -> float | None:
+    def tight(self, asks: int) -> float | None:
         """Return ε by privacy loss distributions, for the end of a run; None where they do not apply."""
-        return _pld([(self.spend, rounds)], self.delta)
+        return _pld(self._history(asks), self.delta) if self._regular else None
 
     def classic(self, rounds: int) -> float:
         """Return ε as older papers print it: whole orders and the first conversion (Mironov 2017, proposition 3)."""
@@ -47,35 +66,99 @@ class Account:
         return float(np.min(rdp[whole] - log(self.delta) / (_ORDERS[whole] - 1))) if rounds else 0.0
 
     def rounds_within(self, epsilon: float) -> int:
-        """Return the most rounds that spend at most ε (and stop counting at 10^12)."""
+        """Return the most asks (rounds, where a round is one ask) that spend at most ε, counted up to 10^12."""
         high = 1
         while high < _MANY and self.epsilon(high) <= epsilon:
             high *= 2
         return bisect_right(range(high), epsilon, lo=high // 2, key=self.epsilon) - 1 if high > 1 else 0
 
+    def each(self, change: Callable[[Spend], Spend]) -> Account:
+        """Return the account of which every spend is changed."""
+        return replace(self, spend=change(self.spend), after=tuple(tuple(map(change, one)) for one in self.after))
+
+    def scaled(self, factor: float) -> Account:
+        """Return the account of this many times the noise, in every ask."""
+        return self.each(lambda spend: replace(spend, multiplier=factor * spend.multiplier))
+
+    def _history(self, asks: int) -> list[tuple[Spend, int]]:
+        """Return what so many asks spend, round after round."""
+        if not self.after:
+            return [(self.spend, asks)]
+        rounds, rest = divmod(asks, len(self.after))
+        begun = self.after[rest - 1] if rest else ()
+        return [*((spend, rounds) for spend in self.after[-1]), *((spend, 1) for spend in begun)]
+
+    @property
+    def _regular(self) -> bool:
+        """Whether no order of asks spends more than round after round: who begins again has asked for a whole round."""
+        return all(asked == len(self.after) for asked in self.again)
+
+    def _rdp(self, asks: int) -> Array:
+        if self._regular or not asks:
+            return _rdp(self._history(asks))
+        # A round that begins again at an ask has spent what those before it spend: the dearest way per ask bounds all.
+        after = [np.zeros(len(_ORDERS)), *(_rdp([(spend, 1) for spend in one]) for one in self.after)]
+        ways = [after[-1] / len(self.after), *(after[asked - 1] / asked for asked in self.again)]
+        rate = np.max(ways, axis=0)
+        with np.errstate(invalid="ignore"):
+            begun = np.max([after[k] - k * rate for k in range(len(self.after))], axis=0)
+        return np.where(np.isfinite(rate), asks * rate + begun, inf)
+
+    def terms(self) -> dict[str, object]:
+        """Return what has to stand beside every ε of this account, as fields of a fact; `in_words` says it."""
+        s = self.spend
+        more = {"rate": s.rate, "sample": s.sample, "population": s.population, "epoch": s.epoch}
+        said: dict[str, object] = {"unit": s.unit, "neighbours": s.relation, "sampling": s.sampling}
+        said |= {name: value for name, value in more.items() if value is not None}
+        return {**said, "delta": self.delta, "accountant": "RDP"}
+
     def words(self) -> str:
         """Return what has to stand beside every ε of this account."""
-        return words(self.spend, self.delta)
+        return in_words(self.terms())
 
 
-def words(spend: Spend, delta: float) -> str:
-    """Say in one line what an ε protects, and from which difference.
+def in_words(terms: Mapping[str, object]) -> str:
+    """Say in one line what an ε protects, and from which difference: the terms of an account.
 
-    >>> words(Spend(1.0, "poisson", 0.01), 1e-5)
+    >>> in_words(Account(Spend(1.0, "poisson", 0.01), 1e-5).terms())
     'unit: party; neighbours: add-or-remove-one; sampling: Poisson, rate 0.01; delta: 1e-05; accountant: RDP'
     """
-    sampling = {
-        "poisson": f"Poisson, rate {spend.rate:g}",
-        "fixed": f"{spend.sample} of {spend.population} without replacement",
-        "none": "none claimed",
-    }[spend.sampling]
-    if spend.mechanism == "tree":
-        sampling = f"none claimed, at most once in each tree of {spend.epoch} rounds"
-    return f"unit: {spend.unit}; neighbours: {spend.relation}; sampling: {sampling}; delta: {delta:g}; accountant: RDP"
+    sampling = "none claimed"
+    if terms["sampling"] == "poisson":
+        sampling = f"Poisson, rate {terms['rate']:g}"
+    elif terms["sampling"] == "fixed":
+        sampling = f"{terms['sample']} of {terms['population']} without replacement"
+    elif "epoch" in terms:
+        sampling = f"none claimed, at most once in each tree of {terms['epoch']} rounds"
+    against = "against the server; " if terms.get("against") == "server" else ""
+    return (
+        f"{against}unit: {terms['unit']}; neighbours: {terms['neighbours']}; sampling: {sampling}; "
+        f"delta: {terms['delta']:g}; accountant: {terms['accountant']}"
+    )
+
+
+def in_epsilon(value: float) -> str:
+    """Write an ε with three digits that count, rounded up: a bound stays a bound."""
+    if not isfinite(value):
+        return "∞"
+    exact = Decimal(repr(float(value)))
+    digits = min(0, max(exact.adjusted(), -9) - 2) if exact else 0
+    return f"{exact.quantize(Decimal(1).scaleb(digits), ROUND_CEILING):,f}"
 
 
 def compose(history: Sequence[tuple[Spend, int]], delta: float) -> tuple[float, float | None]:
-    """Return ε by RDP and by PLD (or None) of a history of spends, each with its number of rounds."""
+    """Return the ε of several spends by Rényi DP, and by privacy loss distributions (None where they do not apply).
+
+    Args:
+        history: pairs of a spend and its number of rounds.
+        delta: the δ of the guarantee, above 0 and below 1.
+
+    Example:
+        >>> from atoll.privacy import Spend, compose
+        >>> rdp, pld = compose([(Spend(1.0, "poisson", 0.01), 500), (Spend(2.0, "poisson", 0.01), 500)], delta=1e-5)
+        >>> round(rdp, 2) > round(pld, 2) > 1
+        True
+    """
     for name in ("unit", "relation"):
         kinds = sorted({getattr(spend, name) for spend, _ in history})
         if len(kinds) > 1:
@@ -125,7 +208,7 @@ def _rdp_of_one(spend: Spend) -> Array:
     return full
 
 
-def _event(spend: Spend) -> Any:
+def _event(spend: Spend) -> dp_accounting.DpEvent:
     """Translate one run. Noise is measured against what a neighbour can move, so replacing halves the multiplier."""
     import dp_accounting as dpa
 

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from atoll.core.keys import Array
+from atoll.core.tree import Array
 
-Mechanism = Callable[[bool, int], Array]
+Release = Callable[[bool, int], Array]
 
 
 @dataclass(frozen=True)
-class Audit:
-    """An ε that the mechanism spends with near certainty, beside the one that it claims."""
+class PrivacyAudit:
+    """A lower bound on the ε that a mechanism spends, beside the ε that it claims.
+
+    Args:
+        lower: the lower bound.
+        claimed: the claimed ε.
+
+    Example:
+        >>> from atoll.privacy import PrivacyAudit
+        >>> PrivacyAudit(lower=4.0, claimed=0.6).caught
+        True
+    """
 
     lower: float
     claimed: float
@@ -26,7 +35,9 @@ class Audit:
         return self.lower > self.claimed
 
 
-def _lower_bounds(hits: Any, trials: int, false_hits: Any, false_trials: int, delta: float, confidence: float) -> Array:
+def _lower_bounds(
+    hits: Array | int, trials: int, false_hits: Array | int, false_trials: int, delta: float, confidence: float
+) -> Array:
     from scipy.special import betaincinv
 
     doubt = (1 - confidence) / 2
@@ -44,10 +55,23 @@ def _lower_bounds(hits: Any, trials: int, false_hits: Any, false_trials: int, de
 def lower_bound(
     hits: int, trials: int, false_hits: int, false_trials: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """Return the ε that a mechanism spends at least, given how often a test said "present" when it was and was not.
+    """Return a lower bound on ε, from how often a test said "present" when a canary was present and when it was not.
 
-    (ε, δ)-privacy demands true ≤ e^ε·false + δ, and the same of the opposite answers (Kairouz, Oh, Viswanath 2015);
-    the two rates are bounded after Clopper and Pearson, so the answer is wrong with at most 1 − confidence.
+    (ε, δ)-privacy demands true ≤ e^ε·false + δ, and the same of the opposite answers (Kairouz, Oh, Viswanath 2015). The
+    two rates are bounded after Clopper and Pearson.
+
+    Args:
+        hits: trials with the canary in which the test said "present".
+        trials: trials with the canary, 1 or more.
+        false_hits: trials without the canary in which the test said "present".
+        false_trials: trials without the canary, 1 or more.
+        delta: the δ of the guarantee, 0 or more and below 1.
+        confidence: probability that the bound holds, above 0 and below 1. Default 0.95.
+
+    Example:
+        >>> from atoll.privacy import lower_bound
+        >>> round(lower_bound(900, 1000, 100, 1000, delta=1e-5), 2)
+        1.99
     """
     for name, count, most in (("hits", hits, trials), ("false_hits", false_hits, false_trials)):
         if not 0 <= count <= most or most < 1:
@@ -60,12 +84,28 @@ def lower_bound(
 
 
 def audit(
-    mechanism: Mechanism, claimed_epsilon: float, delta: float, samples: int = 10**6, confidence: float = 0.95
-) -> Audit:
-    """Try to refute a claim: `mechanism(present, n)` gives n scores, higher when the canary is present.
+    mechanism: Release, claimed_epsilon: float, delta: float, samples: int = 10**6, confidence: float = 0.95
+) -> PrivacyAudit:
+    """Try to refute a claimed ε with scores of a canary.
 
-    Half of the scores choose the threshold and the other half are tested, so that the choice cannot flatter. Noise of
-    half the claimed size is found at a claimed multiplier of 2 with 20,000 samples, at 1 only with some 10^6.
+    Half of the scores choose the threshold and the other half are tested. Noise of half the claimed size is found at a
+    claimed multiplier of 2 with 20,000 samples, at 1 only with some 10^6.
+
+    Args:
+        mechanism: mechanism(present, n) returns n scores, which are higher if the canary is present.
+        claimed_epsilon: the ε to refute.
+        delta: the δ of the guarantee, 0 or more and below 1.
+        samples: scores with the canary, and as many without, 100 or more. Default 10^6.
+        confidence: probability that the bound holds, above 0 and below 1. Default 0.95.
+
+    Example:
+        >>> import numpy as np
+        >>> from atoll.privacy import audit
+        >>> rng = np.random.default_rng(0)
+        >>> def weak(present, n):
+        ...     return present + rng.normal(0, 0.25, n)
+        >>> audit(weak, claimed_epsilon=1.0, delta=1e-5, samples=2000).caught
+        True
     """
     if samples < 100:
         raise ValueError(f"samples={samples}: an audit needs at least 100 of each kind")
@@ -80,14 +120,23 @@ def audit(
     seen = [half - np.searchsorted(side, candidates) for side in train]
     best = candidates[np.argmax(_lower_bounds(seen[0], half, seen[1], half, delta, confidence))]
     hits, false_hits = (int(np.sum(side[half:] >= best)) for side in (present, absent))
-    return Audit(lower_bound(hits, half, false_hits, half, delta, confidence), claimed_epsilon)
+    return PrivacyAudit(lower_bound(hits, half, false_hits, half, delta, confidence), claimed_epsilon)
 
 
 def floating_point_attack(outputs: Array, possible: Callable[[Array], Array]) -> float:
-    """Return the share of outputs of one input that a neighbour could never have given (Mironov 2012).
+    """Return the fraction of outputs of one input that a neighbouring input could never give (Mironov 2012).
 
-    `possible` says of each output whether the neighbour can reach it. A share above δ breaks the promise: such
-    an output names its input, whatever the noise.
+    A fraction above δ breaks the guarantee, whatever the noise.
+
+    Args:
+        outputs: outputs of a mechanism on one input.
+        possible: possible(outputs) says of each output whether the neighbouring input can give it.
+
+    Example:
+        >>> import numpy as np
+        >>> from atoll.privacy import floating_point_attack
+        >>> floating_point_attack(np.array([0.5, 1.0, 1.5, 2.0]), lambda outputs: outputs % 1 == 0)
+        0.5
     """
     reachable = np.asarray(possible(outputs), bool)
     if reachable.shape != np.shape(outputs) or not reachable.size:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from atoll.privacy.account import Account
-from atoll.privacy.events import Mechanism, Sampling, Spend, Unit
+from atoll.privacy.events import Mechanism, SamplingKind, Spend, Unit
 
 _PER_DECADE = 900
 _SMALLEST = -2  # the grid of multipliers starts at 0.01
@@ -60,7 +60,7 @@ def multiplier_for(
     delta: float,
     rounds: int,
     rate: float = 1.0,
-    sampling: Sampling = "poisson",
+    sampling: SamplingKind = "poisson",
     *,
     population: int | None = None,
     unit: Unit = "party",
@@ -69,7 +69,26 @@ def multiplier_for(
     epoch: int | None = None,
     accountant: Literal["rdp", "pld"] = "rdp",
 ) -> float:
-    """Return the smallest noise multiplier of three digits that keeps so many rounds within (ε, δ)."""
+    """Return the smallest noise multiplier, of three digits, with which all rounds stay within (ε, δ).
+
+    Args:
+        epsilon: the largest ε, above 0.
+        delta: the δ of the guarantee, above 0 and below 1.
+        rounds: number of rounds, 1 or more.
+        rate: probability that a unit takes part in a round, above 0 and at most 1. Default 1.0.
+        sampling: "poisson" (the default), "fixed" or "none", as in `Spend`.
+        population: number of units to sample from. "fixed" needs it.
+        unit: what is protected, "party" (the default) or "example".
+        mechanism: "gaussian" (the default), "local" or "tree".
+        times: runs of the mechanism in one round, 1 or more. Default 1.
+        epoch: for "tree", rounds of one tree.
+        accountant: "rdp" (the default), or "pld", which finds a smaller multiplier and takes some seconds.
+
+    Example:
+        >>> from atoll.privacy import multiplier_for
+        >>> multiplier_for(epsilon=3.0, delta=1e-5, rounds=500, rate=0.01)
+        0.798
+    """
 
     def account(z: float) -> Account:
         return Account(Spend(z, sampling, rate, unit, mechanism, population, times, epoch), delta)
@@ -78,7 +97,16 @@ def multiplier_for(
 
 
 def delta_for(population: int) -> float:
-    """Return the customary δ = N^-1.1: a δ is a chance to fail outright, and must stay below one unit in N."""
+    """Return the customary δ = N^-1.1. A δ is the probability that the guarantee fails, so it must be below 1/N.
+
+    Args:
+        population: number of units N, 2 or more.
+
+    Example:
+        >>> from atoll.privacy import delta_for
+        >>> round(delta_for(1000), 6)
+        0.000501
+    """
     if population < 2:
         raise ValueError(f"population={population}: a single unit cannot hide, 2 or more are needed")
     return float(population**-1.1)

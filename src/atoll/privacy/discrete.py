@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from atoll.core.keys import Array, rng
+from atoll.core.keys import rng
+from atoll.core.tree import Array
 
 _SMALLEST, _LARGEST = 2.0**-10, 2.0**50
 _TABLE_MOST = 2048.0  # up to this σ a table holds the whole distribution
@@ -26,15 +27,27 @@ _EXACT = Context(prec=100)
 
 
 class Bits(Protocol):
-    """A source of random bytes; every call gives new ones."""
+    """A source of random bytes; every call of `bytes(n)` gives new ones.
+
+    Example:
+        >>> from atoll.privacy import AddressedBits, Bits
+        >>> source: Bits = AddressedBits(0, "example")
+        >>> len(source.bytes(5))
+        5
+    """
 
     def bytes(self, n: int) -> builtins.bytes: ...
 
 
 class SecureBits:
-    """Secret bytes for deployment: AES-256 in counter mode, under a key of the operating system for every call.
+    """Secret random bytes for deployment: AES-256 in counter mode, with a new key of the system for every call.
 
     Nothing is kept between calls, so neither threads, forks nor a later theft of memory repeat a byte.
+
+    Example:
+        >>> from atoll.privacy import SecureBits
+        >>> len(SecureBits().bytes(16))
+        16
     """
 
     def bytes(self, n: int) -> builtins.bytes:
@@ -45,7 +58,16 @@ class SecureBits:
 
 
 class AddressedBits:
-    """Bytes that anybody can draw again from their address: for simulation, never for secrets."""
+    """Random bytes that are derived from an address: for simulation, never for secrets.
+
+    Args:
+        *address: seed, purpose, round, party: the same address gives the same bytes.
+
+    Example:
+        >>> from atoll.privacy import AddressedBits
+        >>> AddressedBits(0, "noise").bytes(8) == AddressedBits(0, "noise").bytes(8)
+        True
+    """
 
     def __init__(self, *address: object) -> None:
         self._source = rng(*address, "bits").bit_generator
@@ -62,6 +84,17 @@ def discrete_gaussian(sigma: float, size: int | tuple[int, ...], bits: Bits) -> 
     2^-128, fewer than 2^16 of them, from weights with errors below 2^-190; the tail beyond 13.5 σ holds less than
     2^-127; and a draw compares a uniform number of 128 bits, of which it asks for the later ones only where the first
     16 do not decide. A σ above 2048 adds rejections that are decided to 2^-128 as well.
+
+    Args:
+        sigma: the parameter σ, close to the standard deviation, from 2^-10 to 2^50.
+        size: number of draws, or the shape of the array.
+        bits: the source of randomness: `SecureBits()` for real noise.
+
+    Example:
+        >>> from atoll.privacy import AddressedBits, discrete_gaussian
+        >>> draws = discrete_gaussian(10.0, 10_000, AddressedBits(0))
+        >>> draws.dtype.name, 9.5 < float(draws.std()) < 10.5
+        ('int64', True)
     """
     if not _SMALLEST <= sigma <= _LARGEST:
         raise ValueError(f"sigma={sigma}: the discrete Gaussian is drawn for sigma from 2^-10 to 2^50")

@@ -6,21 +6,34 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Literal, get_args
 
-Sampling = Literal["poisson", "fixed", "none"]
+SamplingKind = Literal["poisson", "fixed", "none"]
 Unit = Literal["party", "example"]
 Mechanism = Literal["gaussian", "local", "tree"]
 
 
 @dataclass(frozen=True)
 class Spend:
-    """One round's use of noise.
+    """What one round spends: its noise, its sampling and the protected unit, as an accountant reads them.
 
-    `multiplier` is the standard deviation of the noise over the L2 bound (the clip) of one unit's vector, whatever
-    the neighbouring relation; the accountant knows that replacing a vector moves a sum by two bounds.
+    Args:
+        multiplier: standard deviation of the noise in units of the L2 bound (the clip) of one unit's vector, above 0,
+            whatever the neighbouring relation. The accountant knows that replacing a vector moves a sum by two bounds.
+        sampling: how units are sampled: "poisson", "fixed" (a sample of fixed size) or "none" (the default).
+        rate: probability that a unit takes part, above 0 and at most 1. Default 1.0.
+        unit: what is protected, "party" (the default) or "example".
+        mechanism: "gaussian" (noise on a sum, the default), "local" (at each party) or "tree".
+        population: number of units to sample from. "fixed" needs it.
+        times: runs of the mechanism in one round, each with its own sample (the steps of DP-SGD), 1 or more. Default 1.
+        epoch: for "tree", rounds of one tree, in which a unit takes part at most once.
+
+    Example:
+        >>> from atoll.privacy import Spend
+        >>> Spend(1.0, "poisson", 0.01).relation
+        'add-or-remove-one'
     """
 
     multiplier: float
-    sampling: Sampling = "none"
+    sampling: SamplingKind = "none"
     rate: float = 1.0  # the probability that a unit takes part
     unit: Unit = "party"
     mechanism: Mechanism = "gaussian"
@@ -29,7 +42,7 @@ class Spend:
     epoch: int | None = None  # rounds in one tree, in which a unit takes part at most once
 
     def __post_init__(self) -> None:
-        for name, kinds in (("sampling", Sampling), ("unit", Unit), ("mechanism", Mechanism)):
+        for name, kinds in (("sampling", SamplingKind), ("unit", Unit), ("mechanism", Mechanism)):
             value = getattr(self, name)
             if value not in get_args(kinds):
                 raise ValueError(f"{name}={value!r}: choose one of {', '.join(get_args(kinds))}")

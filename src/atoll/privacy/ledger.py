@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from math import hypot
 
 import numpy as np
 
-from atoll.core.keys import Array
-from atoll.core.wire import Mismatch, Wire
+from atoll.core.method import Method, Select
+from atoll.core.tree import Array
+from atoll.core.wire import Event, Mismatch
 from atoll.privacy.account import Account
 from atoll.privacy.calibrate import delta_for
-from atoll.privacy.events import Spend
+from atoll.privacy.events import Spend, Unit
 
 _USEFUL = 20.0  # ε
 _SIZES = 24  # of parties that are looked at to find the one that spends most
@@ -23,11 +24,16 @@ class Ledger:
     """One account for each unit that is protected: parties, examples, or both.
 
     `server` is the account against the server where noise hides parties from it: it knows who took part, so that no
-    sampling is amplified.
+    sampling is amplified. `asks` are those of one round; 0 where the method decides as it runs.
     """
 
     accounts: tuple[Account, ...]
     server: Account | None = None
+    asks: int = 1
+
+    def planned(self, rounds: int) -> int | None:
+        """Return how many asks so many rounds take; None where nobody knows before they are run."""
+        return rounds * self.asks or None
 
     def of(self, unit: str | None = None) -> Account:
         """Return the account of a unit, or the only one."""
@@ -36,73 +42,139 @@ class Ledger:
             raise Mismatch(f"nothing here protects a single {unit}: its noise protects {self.accounts[0].spend.unit}s")
         return found[0]
 
-    def spent(self, rounds: int, *, last: bool = False) -> dict[str, Any]:
-        """Return the facts of so many rounds: ε of each unit; at the end also as tight as it can be computed."""
-        facts: dict[str, Any] = {}
+    def spent(self, asks: int, *, last: bool = False) -> dict[str, object]:
+        """Return the facts of so many asks: ε of each unit; at the end also as tight as it can be computed."""
+        facts: dict[str, object] = {}
         for account in self.accounts:
             name = "epsilon" if account is self.accounts[0] else f"epsilon_{account.spend.unit}"
-            facts[name] = account.epsilon(rounds)
+            epsilon = account.epsilon(asks)
+            facts[name] = epsilon
             if last:
                 # Where so much was spent, tighter figures are of no use to anybody, and take long.
-                tight = account.tight(rounds) if facts[name] < _USEFUL else None
+                tight = account.tight(asks) if epsilon < _USEFUL else None
                 facts |= {f"{name}_tight": tight} if tight is not None else {}
-                facts[f"{name}_means"] = account.words()
-        if last and self.server:
-            facts |= {
-                "epsilon_server": self.server.epsilon(rounds),
-                "epsilon_server_means": f"against the server; {self.server.words()}",
-            }
+        if last:
+            facts |= {"epsilon_server": self.server.epsilon(asks)} if self.server else {}
+            facts |= self.terms()
         return facts
+
+    def terms(self) -> dict[str, object]:
+        """Return what each ε of `spent` means, as facts: "epsilon_means" and so on, each with its fields."""
+        first, *others = self.accounts
+        found: dict[str, object] = {"epsilon_means": first.terms()}
+        found |= {f"epsilon_{account.spend.unit}_means": account.terms() for account in others}
+        if self.server:
+            found["epsilon_server_means"] = {"against": "server", **self.server.terms()}
+        return found
 
 
 def ledger_of(
-    wire: Wire, select: Any, method: Any, sizes: Array, *, steady: bool, rounds: int, deltas: Mapping[str, float]
-) -> Ledger | None:
+    noise: Mapping[str, tuple[Event, ...]], select: Select, method: Method, sizes: Array, *, steady: bool, rounds: int,
+    deltas: Mapping[str, float],
+) -> Ledger | None:  # fmt: skip
     """Open the accounts of a job; None where no noise is added.
 
-    The sampling is read from the select that does it. `steady`: everybody is always online, so that a sample of
-    fixed size is drawn from all. `deltas` are those that a budget asks for, by unit.
+    `noise` is what is added in each phase. The sampling is read from the select that does it. `steady`: everybody is
+    always online, so that a sample of fixed size is drawn from all. `deltas` are those that a budget asks for, by unit.
     """
-    found = [_of_parties(event.where, event.multiplier, select, len(sizes), steady, wire) for event in wire.noise]
-    private = getattr(method, "private", None)
-    if private is not None:
-        found.append(_of_examples(private, method, sizes, rounds, deltas))
-    population = {"party": len(sizes), "example": int(sizes.sum())}
-    accounts = []
-    for spend in found:
-        delta = deltas.get(spend.unit)
-        if delta is None:
-            if population[spend.unit] < 2:
-                raise Mismatch(f"one {spend.unit} alone has nobody to hide among: federate at least two")
-            delta = delta_for(population[spend.unit])
-        try:
-            accounts.append(Account(spend, delta))
-        except ValueError as error:
-            raise Mismatch(str(error)) from None
-    server = None
-    for event, account in zip(wire.noise, accounts, strict=False):
-        if event.where == "distributed" and account.spend.rate < 1:
-            unsampled = Spend(
-                event.multiplier, "none" if account.spend.sampling == "poisson" else "fixed", population=len(sizes)
+    accounts, server = [], None
+    for k, where in enumerate(_places(noise, method)):
+        spends = {phase: _of_parties(events[k], select, len(sizes), steady) for phase, events in noise.items()}
+        account = _of_phases(spends, method, _delta("party", len(sizes), deltas))
+        accounts.append(account)
+        if where == "distributed" and account.spend.rate < 1:
+            server = account.each(_unsampled)
+    if method.example_dp is not None:
+        delta = _delta("example", int(sizes.sum()), deltas)
+        accounts.append(_opened(_of_examples(method, sizes, rounds, deltas), delta))
+    return Ledger(tuple(accounts), server, len(method.cycle)) if accounts else None
+
+
+def _places(noise: Mapping[str, tuple[Event, ...]], method: Method) -> tuple[str, ...]:
+    """Return where noise is added, which must be the same in all phases: else there is no one ε."""
+    places = {phase: tuple(event.where for event in events) for phase, events in noise.items()}
+    noisy = {phase: where for phase, where in places.items() if where}
+    if not noisy:
+        return ()
+    first, there = next(iter(noisy.items()))
+    for phase, where in places.items():
+        if not where:
+            raise Mismatch(
+                f"phase {phase} adds no noise, so that the noise of phase {first} promises nothing: add noise in both, "
+                "or in none"
             )
-            server = Account(unsampled, account.delta)
-    return Ledger(tuple(accounts), server) if accounts else None
+        if where != there:
+            raise Mismatch(
+                f"phase {first} adds noise at {' and '.join(there)}, phase {phase} at {' and '.join(where)}, which do "
+                "not add up to one epsilon: add it in the same place"
+            )
+    if "tree" in there and len(method.cycle) != 1:
+        name = type(method).__name__
+        raise Mismatch(f"TreeNoise() counts rounds of one ask, and those of {name} can have several: use Gaussian()")
+    return there
 
 
-def _of_parties(where: str, multiplier: float, select: Any, parties: int, steady: bool, wire: Wire) -> Spend:
+def _delta(unit: Unit, population: int, deltas: Mapping[str, float]) -> float:
+    if unit in deltas:
+        return deltas[unit]
+    if population < 2:
+        raise Mismatch(f"one {unit} alone has nobody to hide among: federate at least two")
+    return delta_for(population)
+
+
+def _opened(
+    spend: Spend, delta: float, after: tuple[tuple[Spend, ...], ...] = (), again: tuple[int, ...] = ()
+) -> Account:
+    try:
+        return Account(spend, delta, after, again)
+    except ValueError as error:
+        raise Mismatch(str(error)) from None
+
+
+def _of_phases(spends: Mapping[str, Spend], method: Method, delta: float) -> Account:
+    """Put what the phases spend into one account of asks.
+
+    Phases that ask one cohort are one draw of a sample, on which all their noise acts. Where the state decides what is
+    asked, and of whom, every ask counts as the one with the least noise, and no sampling is claimed.
+    """
+    cycle, phases = method.cycle, method.phases
+    least = min(spends.values(), key=lambda spend: spend.multiplier)
+    if not cycle or phases[cycle[0]].same_cohort:
+        return _opened(_unsampled(least), delta)
+    if len(cycle) == 1 or least.mechanism == "local":  # each party's own noise is seen also where too few answer
+        return _opened(least, delta)
+    after, draws = list[tuple[Spend, ...]](), list[Spend]()
+    for name in cycle:
+        if phases[name].same_cohort:
+            both = hypot(1 / draws[-1].multiplier, 1 / spends[name].multiplier)
+            draws[-1] = replace(draws[-1], multiplier=1 / both)
+        else:
+            draws.append(spends[name])
+        after.append(tuple(draws))
+    again = tuple(k for k, name in enumerate(cycle, 1) if phases[name].same_cohort)
+    return _opened(spends[cycle[0]], delta, tuple(after), again)
+
+
+def _unsampled(spend: Spend) -> Spend:
+    """Return what is spent towards those who know who takes part."""
+    return replace(spend, sampling="fixed" if spend.sampling == "fixed" else "none", rate=1.0)
+
+
+def _of_parties(event: Event, select: Select, parties: int, steady: bool) -> Spend:
+    where, multiplier = event.where, event.multiplier
     if where == "local":  # whoever sees a report knows whose it is: no sampling hides it
         return Spend(multiplier, mechanism="local", population=parties)
     if where == "tree":
-        epoch = select.epoch(parties) if hasattr(select, "epoch") else None
-        if epoch is None or wire.tree != epoch:
+        epoch = select.sampling(parties).epoch
+        if epoch is None or event.every != epoch:
             name = type(select).__name__
-            remedy = f"use Tree(every={epoch})" if epoch else "select with InTurn()"
-            raise Mismatch(f"a tree lasts {wire.tree} rounds, and {name} does not promise that in these no party takes "
-                           f"part twice: {remedy}")  # fmt: skip
+            remedy = f"use TreeNoise(every={epoch})" if epoch else "select with RoundRobin()"
+            raise Mismatch(f"a tree lasts {event.every} rounds, and {name} does not promise that in these no party "
+                           f"takes part twice: {remedy}")  # fmt: skip
         return Spend(multiplier, mechanism="tree", epoch=epoch, population=parties)
-    sampling = getattr(select, "sampling", None)
+    sampling, rate = select.sampling(parties)[:2]
     if sampling == "poisson":
-        return Spend(multiplier, "poisson", select.rate, population=parties)
+        return Spend(multiplier, "poisson", rate or 1.0, population=parties)
     number = select.expected(parties)
     if sampling == "fixed" and steady and number < parties:
         return Spend(multiplier, "fixed", number / parties, population=parties)
@@ -112,24 +184,32 @@ def _of_parties(where: str, multiplier: float, select: Any, parties: int, steady
     return Spend(multiplier, "fixed", 1.0, population=parties)
 
 
-def _of_examples(private: Any, method: Any, sizes: Array, rounds: int, deltas: Mapping[str, float]) -> Spend:
+def _of_examples(method: Method, sizes: Array, rounds: int, deltas: Mapping[str, float]) -> Spend:
     """Spend what the party spends that spends most, should it take part in every round."""
-    if not private.multiplier > 0:
+    multiplier = method.example_dp.multiplier
+    if not multiplier > 0:
         raise Mismatch("private training with multiplier 0 adds no noise and protects nothing: leave `private` out")
-    epochs, batch = getattr(method, "epochs", 1), getattr(method, "batch", None)
     some = np.unique(sizes[sizes > 0])
     shown = some[np.unique(np.linspace(0, len(some) - 1, min(len(some), _SIZES)).astype(int))]
     delta = deltas.get("example", delta_for(max(int(sizes.sum()), 2)))
     spends = []
     for n in shown.tolist():
-        rate, steps = private.per_round(n, epochs, batch)
-        spends.append(Spend(private.multiplier, "poisson" if rate < 1 else "none", rate, "example", times=steps))
+        rate, steps = method.example_steps(n)
+        spends.append(Spend(multiplier, "poisson" if rate < 1 else "none", rate, "example", times=steps))
     return max(spends, key=lambda spend: Account(spend, delta).epsilon(rounds))
 
 
 def calibrated(ledger: Ledger, epsilon: float, rounds: int) -> float:
-    """Return the smallest multiplier of three digits with which so many rounds stay within ε, all else as it is."""
+    """Return the smallest multiplier of three digits with which so many rounds stay within ε, all else as it is.
+
+    It is that of the first phase that a round asks; all others keep their proportion to it.
+    """
     from atoll.privacy.calibrate import smallest
 
-    account = ledger.accounts[0]
-    return smallest(lambda z: Account(replace(account.spend, multiplier=z), account.delta), epsilon, rounds)
+    account, asks = ledger.accounts[0], ledger.planned(rounds)
+    if asks is None:
+        raise Mismatch(
+            "the method decides as it runs how often a round asks, so that no noise is known to be enough for all "
+            "rounds: end the run with Budget(epsilon) instead"
+        )
+    return smallest(lambda z: account.scaled(z / account.spend.multiplier), epsilon, asks)

@@ -6,13 +6,18 @@ deviations out. This is for simulated noise only; what really hides anybody is i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.keys import Array, draw
+from atoll.core.keys import draw
+from atoll.core.tree import Array
+
+if TYPE_CHECKING:
+    import jax
 
 _SPLIT = 5.0  # of w = −log v(2 − v), where the two polynomials meet
 _DEGREE = 8
@@ -28,7 +33,7 @@ def plus_normal(x: Array, sigma: float, *address: object) -> Array:
     return np.asarray(_kernels()[1](x, draw(*address).view(np.uint32), np.float32(sigma)))
 
 
-def hashed(key: Any, size: int) -> Any:
+def hashed(key: jax.Array, size: int) -> jax.Array:
     """Return 32 random bits for each place, by a key of two such numbers (inside a compiled call)."""
     import jax.numpy as jnp
 
@@ -36,13 +41,13 @@ def hashed(key: Any, size: int) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _kernels() -> tuple[Any, Any]:
-    from atoll.compiled import jax_library
+def _kernels() -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
+    from atoll.jit import jax_library
 
     return jax_library().jit(_normal, static_argnames="size"), jax_library().jit(_plus_normal)
 
 
-def _normal(key: Any, size: int) -> Any:
+def _normal(key: jax.Array, size: int) -> jax.Array:
     """Let 31 bits be the chance v of anything further out, and one the sign."""
     import jax.numpy as jnp
 
@@ -54,20 +59,20 @@ def _normal(key: Any, size: int) -> Any:
     return jnp.where(bits & 1, ratio, -ratio) * (1 - v)
 
 
-def _plus_normal(x: Any, key: Any, sigma: Any) -> Any:
+def _plus_normal(x: jax.Array, key: jax.Array, sigma: jax.Array) -> jax.Array:
     import jax.numpy as jnp
 
     return x + jnp.rint(_normal(key, len(x)) * sigma).astype(jnp.int32).view(x.dtype)
 
 
-def _mix(x: Any) -> Any:
+def _mix(x: jax.Array) -> jax.Array:
     """Stir 32 bits so that each depends on all (the constants are those of C. Wellons' lowbias32)."""
     x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
 
-def _value(polynomial: list[float], x: Any) -> Any:
+def _value(polynomial: list[float], x: jax.Array) -> jax.Array:
     total = polynomial[-1]
     for coefficient in polynomial[-2::-1]:
         total = total * x + coefficient

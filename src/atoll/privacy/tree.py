@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.core.keys import Array
+from atoll.core.tree import Array
 
 Node = Callable[[int, int], Array]
 
@@ -15,9 +15,16 @@ def _check(t: int) -> None:
 
 
 def prefix(t: int, node: Node) -> Array:
-    """Return N_t, the noise of the sum of rounds 1..t: one node for every 1 in the binary form of t.
+    """Return N_t, the noise of the sum of rounds 1 to t: one node for every 1 in the binary form of t.
 
-    Node (level, i) covers the rounds i·2^level + 1 to (i+1)·2^level.
+    Args:
+        t: number of rounds, 1 or more.
+        node: node(level, i) returns the noise of the rounds i·2^level + 1 to (i+1)·2^level.
+
+    Example:
+        >>> from atoll.privacy import prefix
+        >>> prefix(6, lambda level, i: 2**level)  # 6 = 4 + 2: two nodes
+        6
     """
     _check(t)
     first, *rest = [node(level, (t >> level) - 1) for level in range(t.bit_length()) if t >> level & 1]
@@ -27,8 +34,17 @@ def prefix(t: int, node: Node) -> Array:
 def increments(t: int, node: Node) -> Array:
     """Return N_t − N_{t−1}, what round t of a tree adds to the noise of the prefix sums.
 
-    Round t completes one node and leaves those it is made of, so that two nodes are touched on average. A node must
-    be the same vector whenever it is asked for: draw it at an address that holds (tree, level, index).
+    Round t completes one node and leaves those it is made of, so two nodes are used on average.
+
+    Args:
+        t: the round, 1 or more.
+        node: as in `prefix`. It must return the same vector whenever it is called: derive it from (tree, level, index).
+
+    Example:
+        >>> from atoll.privacy import increments, prefix
+        >>> noise = lambda level, i: 10 * level + i
+        >>> increments(4, noise) == prefix(4, noise) - prefix(3, noise)
+        True
     """
     _check(t)
     top = (t & -t).bit_length() - 1

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
-About = Mapping[str, Any]
-Facts = Sequence[Mapping[str, Any]]
+from atoll.core.tree import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Fact = Mapping[str, Any]  # of a journal: whoever reads it knows what its kind of fact holds
+Facts = Sequence[Fact]
+About = Fact
 
 # Okabe and Ito's palette: told apart by colour-blind readers and in grey.
 BLUE, VERMILION, GREEN, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9"
 INK, GREY, PALE = "#222222", "#767676", "#e4e4e4"
 WIDTH, HEIGHT = 4.4, 3.0  # inches of a panel
 MOST = 240  # points of a line, after thinning
-TALL = ("learning", "privacy")  # groups with a legend of two lines
+TALL = {"learning": 0.74, "privacy": 0.79}  # groups with a legend of several lines: where their axes end
 
-STYLE: dict[str, Any] = {
+STYLE: dict[str, str | float | bool | list[str]] = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 8.0, "text.color": INK,
     "text.parse_math": False, "axes.titlesize": 9.0, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.titlepad": 20.0, "axes.labelcolor": INK, "axes.edgecolor": GREY, "axes.linewidth": 0.6,
@@ -36,7 +42,7 @@ class Panel(NamedTuple):
 
     group: str
     title: str
-    paint: Callable[[Any], None]
+    paint: Callable[[Axes], None]
 
 
 def number(value: float) -> str:
@@ -72,15 +78,15 @@ def percent(value: float, _: object = None) -> str:
     return f"{100 * value:.4g}\u2009%"
 
 
-def rounds_axis(ax: Any) -> None:
+def rounds_axis(ax: Axes) -> None:
     """Make the horizontal axis one of rounds: whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     ax.set_xlabel("round")
 
 
-def legend(ax: Any, columns: int = 4) -> None:
+def legend(ax: Axes, columns: int = 4) -> None:
     """Put the legend between title and axes."""
     rows = -(-len(ax.get_legend_handles_labels()[0]) // columns)
     if rows:
@@ -91,7 +97,7 @@ def legend(ax: Any, columns: int = 4) -> None:
         ax.set_title(ax.get_title("left"), pad=8 + 12 * rows)
 
 
-def remark(ax: Any, text: str) -> None:
+def remark(ax: Axes, text: str) -> None:
     """Write a line between title and axes."""
     ax.annotate(text, (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", color=GREY)
 
@@ -107,7 +113,7 @@ def styled() -> Iterator[None]:
         yield
 
 
-def draw(chosen: Sequence[Panel]) -> Any:
+def draw(chosen: Sequence[Panel]) -> Figure:
     """Draw panels as one figure, at most two of a group in a row; one that stands alone gets the whole row."""
     from matplotlib.figure import Figure
 
@@ -119,7 +125,7 @@ def draw(chosen: Sequence[Panel]) -> Any:
         if len(chosen) > 1:
             figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
         else:  # margins that suit every panel, so that panels side by side are aligned
-            top = 0.79 if chosen and chosen[0].group in TALL else 0.84
+            top = TALL.get(chosen[0].group, 0.84) if chosen else 0.84
             figure.subplots_adjust(left=0.155, right=0.97, bottom=0.16, top=top)
         grid = figure.add_gridspec(max(1, len(rows)), columns)
         for k, row in enumerate(rows):

@@ -3,131 +3,177 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.combine import Buffered, Each, EncryptedSum, LightSum, SecureSum
-from atoll.combine.each import ONE_MACHINE
+from atoll.core.method import Population
 from atoll.core.tree import leaves
+from atoll.core.world import World
 from atoll.data.federated import Federated
-from atoll.job import Assembled, Job, assemble
+from atoll.job.assemble import Assembled, assemble
+from atoll.job.job import Job
+from atoll.privacy.account import Account, in_epsilon
+from atoll.programs.federate import Exchange
+from atoll.programs.phases import by_phase, lines_by_phase
 from atoll.report.units import in_bytes
-from atoll.select import Over
-from atoll.select.sample import asked
 
 _MANY = 5_000  # parties; beyond, playing the selection takes too long to wait for
 _PLAYED = 300  # rounds of it
-_ADDRESSED = "in a simulation the noise is simulated: drawn by address, so that runs repeat"
-_SERVED = {  # what is said of a simulation, and of a job between real parties
-    ONE_MACHINE: "how many bytes, and when: mutual TLS hides the rest",
-    _ADDRESSED: "the noise comes from the operating system of whoever adds it",
+_SOME = 100  # asks, for an example
+_UNEVALUATED = {
+    False: "never evaluated: no test data",
+    True: "never evaluated on the parties' data; a server may have test data of its own",
+}
+_NOISE = {
+    False: "the noise is simulated: derived from the seed, so that runs are reproducible",
+    True: "the noise comes from the operating system of whoever adds it",
 }
 
 
-def explain(job: Job, data: Federated, seed: int = 0, *, served: bool = False) -> str:
-    """Say what a job on this data would do, simulated or `served`; raise Mismatch where it makes no sense."""
-    assembled = assemble(job, data, seed)
-    parts = (_what, _cost, _pipeline, _seen, _privacy, _end)
-    blocks = [part(assembled, data) for part in parts]
-    text = "\n\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in blocks)
-    for simulated, real in _SERVED.items() if served else ():
-        text = text.replace(simulated, real)
-    return text
+def explain(job: Job, data: Federated, seed: int = 0, *, world: World | None = None, own: bool = False) -> str:
+    """Say what a job would do, cost and reveal, in the world that it would run in.
+
+    Args:
+        job: the job.
+        data: its data, or a description of it.
+        seed: of its public randomness. Default 0.
+        world: simulated (the default) or real.
+        own: whether the data is that of one party, which knows nothing of what others hold. Default false.
+
+    Raises:
+        Mismatch: two parts of the job cannot be combined.
+
+    Example:
+        >>> import atoll
+        >>> data = atoll.data.load("digits").split(10, seed=0)
+        >>> job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), atoll.Count(5), rounds=3)
+        >>> "who sees what" in atoll.explain(job, data)
+        True
+    """
+    assembled = assemble(job, data, seed, world=world)
+    parts = (_cost, _pipeline, _seen, _privacy, _end)
+    blocks = [_what(assembled, data, own), *(part(assembled, data) for part in parts)]
+    return "\n\n".join(f"{title}\n" + "\n".join(f"  {line}" for line in lines) for title, lines in blocks)
 
 
-def _first(part: Any) -> str:
+def _each(a: Assembled, words: Callable[[Exchange], Sequence[str]]) -> list[str]:
+    """Say something of every phase."""
+    return lines_by_phase({name: words(exchange) for name, exchange in a.program.exchanges.items()})
+
+
+def _first(part: object) -> str:
     return (inspect.getdoc(type(part)) or "").split("\n")[0]
 
 
-def _what(a: Assembled, data: Federated) -> tuple[str, list[str]]:
+def _what(a: Assembled, data: Federated, own: bool) -> tuple[str, list[str]]:
     sizes = data.train.sizes
     method = a.job.method
-    lines = [
+    everybody = (
         f"{len(data):,} parties hold {int(sizes.sum()):,} samples: {int(sizes.min()):,} to {int(sizes.max()):,} each, "
-        f"{sizes.mean():,.1f} on average",
-        f"{_named(a.job.select)}: about {a.wire.cohort:,} of them {_at_once(a)}, at most {a.job.rounds:,} rounds",
+        f"{sizes.mean():,.1f} on average"
+    )
+    mine = f"this party, one of {len(data):,}, holds {int(sizes[0]):,} samples; it is not told what others hold"
+    lines = [
+        mine if own else everybody,
+        f"{_named(a.job.select)}: about {a.wire.total.cohort:,} of them {_at_once(a)}, at most {a.job.rounds:,} rounds",
         f"{type(method).__name__}: {_first(method)}",
     ]
-    model = getattr(method, "model", None)
-    if model is not None:
+    alone = method.training()
+    if alone is not None:
+        model = alone.model
         lines.append(f"model {type(model.spec).__name__} ({model.backend}): {model.size:,} parameters")
-    looks = {"test": "the server's test set", "own": "the parties' own test data"}
-    where = " and ".join(looks[room] for room in a.plan.rooms)
-    lines.append(f"evaluated every {a.job.every} round(s) on {where}" if where else "never evaluated: no test data")
+    read = "each party's sums" if a.program.evaluating is None else "the sum over all parties only"
+    evaluations = {"test": "the server's test set", "local": f"the parties' own test data ({read})"}
+    where = " and ".join(evaluations[split] for split in a.program.splits)
+    lines.append(
+        f"evaluated every {a.job.eval_every} round(s) on {where}" if where else _UNEVALUATED[a.program.world.secret]
+    )
     return f"job {a.job.name}", lines
 
 
 def _at_once(a: Assembled) -> str:
-    combine = a.job.channel.combine
-    if isinstance(combine, Buffered):
-        return f"at work at a time, {combine.enough:,} answers a round"
-    called = asked(a.job.select, len(a.plan.sizes))
-    return "in a round" if called == a.wire.cohort else f"in a round, for which {called:,} are asked"
-
-
-def _varies(select: Any) -> bool:
-    """Say whether cohorts differ in size by chance, so that the expected one is an average."""
-    return _varies(select.select) if isinstance(select, Over) else getattr(select, "sampling", None) == "poisson"
+    combine = a.program.exchanges[a.phase].combine  # one that buffers stands alone
+    if combine.staleness is not None:
+        return f"at work at a time, {combine.answers(a.wire):,} answers a round"
+    called = a.job.select.asked(len(a.program.sizes))
+    return "in a round" if called == a.wire.total.cohort else f"in a round, for which {called:,} are asked"
 
 
 def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
-    method = a.plan.method
-    share = method.share(method.init(a.plan.seed))
-    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(share))
-    combine, up, rounds = a.job.channel.combine, a.plan.up, a.job.rounds
-    buffered = isinstance(combine, Buffered)
-    cohort = combine.enough if isinstance(combine, Buffered) else a.wire.cohort
-    called = cohort if buffered else asked(a.job.select, len(data))  # who is asked sends, waited for or not
+    method, program = a.program.method, a.program
+    broadcast = method.broadcast(method.init(program.world, Population(program.sizes)))
+    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(broadcast)) * len(program.exchanges)
+    combine, rounds = program.exchanges[a.phase].combine, a.job.rounds
+    up = sum(exchange.up for exchange in program.exchanges.values())  # a round has every phase once
+    buffered, cohort = combine.staleness is not None, combine.answers(a.wire)
+    called = cohort if buffered else a.job.select.asked(len(data))  # who is asked sends, waited for or not
     per_party = rounds * called / len(data)
-    bound = "about" if buffered or _varies(a.job.select) else "at most"  # in a buffer some are at work when it ends
-    looks = 1 + -(-rounds // a.job.every) if "own" in a.plan.rooms else 0  # before the first round, and after the last
-    looked = down * looks * len(data)
+    bound = (
+        "about" if buffered or a.job.select.sampling(len(data)).varies else "at most"
+    )  # in a buffer some are at work when it ends
+    # Before the first round, and after the last.
+    evaluations = 1 + -(-rounds // a.job.eval_every) if "local" in program.splits else 0
+    judged = (down + program.evaluation_bytes) * evaluations
+    looked = judged * len(data)
     lines = [
         f"a party sends {in_bytes(up)} and receives {in_bytes(down)} in a round it takes part in",
         f"a round moves {bound} {in_bytes((up + down) * called)}, "
         f"the whole job {bound} {in_bytes((up + down) * called * rounds + looked)}",
         f"a party takes part about {per_party:,.1f} times: {in_bytes((up + down) * per_party)}",
     ]
-    if looks:
+    if evaluations:
         lines.append(
-            f"of the whole, all {len(data):,} parties receive the model {looks:,} times to evaluate it on their own "
-            f"data: {in_bytes(down * looks)} each, {in_bytes(looked)} together"
+            f"of the whole, all {len(data):,} parties receive the model {evaluations:,} times to evaluate it on their "
+            f"own data, and send {in_bytes(program.evaluation_bytes)} of sums each time: {in_bytes(judged)} each, "
+            f"{in_bytes(looked)} together"
         )
-    if isinstance(combine, Buffered | Each):
-        need = cohort * a.wire.size * np.dtype(a.wire.dtype).itemsize
-        lines.append(f"the server holds all {cohort:,} vectors of a round at once: {in_bytes(need)}")
-    else:
-        lines.append("the server adds vectors up as they come: its memory does not grow with the cohort")
-    return "cost", lines
+    if not method.cycle:
+        lines.append("as the method runs it decides how often a round asks; here a round has every phase once")
+
+    def held(exchange: Exchange) -> list[str]:
+        if not exchange.combine.holds_rows:
+            return ["the server adds vectors up as they come: its memory does not grow with the cohort"]
+        row = exchange.wire.row
+        need = cohort * row.size * np.dtype(row.dtype).itemsize
+        return [f"the server holds all {cohort:,} vectors of a round at once: {in_bytes(need)}"]
+
+    return "cost", [*lines, *_each(a, held)]
 
 
 def _pipeline(a: Assembled, data: Federated) -> tuple[str, list[str]]:
-    parts = [*a.job.channel.stages, a.job.channel.combine]
-    lines = [f"{i}. {_named(part)}: {_first(part)}" for i, part in enumerate(parts, 1)]
-    if isinstance(a.job.channel.combine, Each):
-        lines[-1] += f" Here: {_first(a.job.channel.combine.rule)}"
-    wire = a.wire
-    known = [f"{wire.size:,} numbers in {in_bytes(wire.bytes)}"]
-    whole = f"whole numbers modulo 2^{wire.ring.bit_length() - 1}" if wire.ring else ""
-    known += [whole] if whole else [f"no longer than {wire.l2:g}" if wire.l2 is not None else "of unbounded length"]
-    known.append("weighted by examples" if wire.weighted else "every party one voice" if wire.mean else "summed")
-    return "what happens to a party's vector", [*lines, f"so it travels as {', '.join(known)}"]
+    def stages(exchange: Exchange) -> list[str]:
+        parts = [*exchange.stages, exchange.combine]
+        return [f"{i}. {_named(part)}: {_first(part)}" for i, part in enumerate(parts, 1)]
+
+    done = [line for words in (stages, _travels) for line in _each(a, words)]
+    return "what happens to a party's vector", done
 
 
-def _named(part: Any) -> str:
-    from atoll.catalogue import table
+def _travels(exchange: Exchange) -> list[str]:
+    wire = exchange.wire
+    known = [f"{wire.row.size:,} numbers in {in_bytes(wire.row.bytes)}"]
+    whole = f"whole numbers modulo 2^{wire.ring.modulus.bit_length() - 1}" if wire.ring else ""
+    known += [whole] if whole else [f"no longer than {wire.l2:g}" if wire.l2 is not None else "no norm bound"]
+    known.append("weighted by examples" if wire.weighted else "unweighted" if wire.mean else "summed")
+    return [f"so it travels as {', '.join(known)}"]
+
+
+def _named(part: object) -> str:
+    from atoll.job.catalogue import table
 
     said = table(part)
+    assert isinstance(said, dict)
     fields = ", ".join(f"{k}={v['use'] if isinstance(v, dict) else v}" for k, v in said.items() if k != "use")
     return f"{said['use']}({fields})"
 
 
 def _seen(a: Assembled, data: Federated) -> tuple[str, list[str]]:
-    combine = a.job.channel.combine
-    lines = [f"{who}: {what}" for who, what in combine.seen(a.wire).items()]
-    hidden = isinstance(combine, SecureSum | LightSum | EncryptedSum)
-    return "who sees what", [*lines, *(_rounds_together(a, len(data)) if hidden else [])]
+    lines = [f"{who}: {what}" for who, what in a.program.seen().items()]
+    for phase, hidden in by_phase({name: one.combine.hidden for name, one in a.program.exchanges.items()}):
+        told = _rounds_together(a, len(data)) if hidden else []
+        lines += [f"{phase}: {line}" if phase else line for line in told]
+    return "who sees what", lines
 
 
 def _rounds_together(a: Assembled, parties: int) -> list[str]:
@@ -137,7 +183,7 @@ def _rounds_together(a: Assembled, parties: int) -> list[str]:
     if parties > _MANY:
         return []
     rounds = min(a.job.rounds, _PLAYED)
-    played = multi_round(a.job.select, parties, rounds, a.job.availability, a.plan.seed)
+    played = multi_round(a.job.select, parties, rounds, a.job.availability, a.program.world.seed)
     told = (
         f"over {rounds:,} rounds: sums tell apart groups of {played.privacy} or more parties "
         f"(multi-round privacy T = {played.privacy}), {played.cardinality:.3g} parties are in a sum on average (C), "
@@ -163,16 +209,27 @@ def _privacy(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     for account in a.ledger.accounts:
         if account.spend.unit == "example":
             lines.append("hides one example of a party from everybody else: its noise is inside local training")
-        lines.append(
-            f"epsilon {account.epsilon(a.job.rounds):.3g} after all {a.job.rounds:,} rounds ({account.words()})"
-        )
+        lines.append(f"epsilon {_spent(a, account)} ({account.words()})")
     if a.ledger.server:
         server = a.ledger.server
-        spent = server.epsilon(a.job.rounds)
-        lines.append(f"against the server, which knows who took part: epsilon {spent:.3g} ({server.words()})")
-    if a.wire.floor:
-        lines.append(f"at least {a.wire.floor:,} parties a round must be honest and answer; else nothing is opened")
-    return "differential privacy", [*lines, _ADDRESSED]
+        spent = in_epsilon(server.epsilon(a.ledger.planned(a.job.rounds) or 1))
+        lines.append(f"against the server, which knows who took part: epsilon {spent} ({server.words()})")
+    if not a.ledger.asks:
+        lines.append("as the method runs it decides how often a round asks: no epsilon of all rounds is known before")
+
+    def opened(exchange: Exchange) -> list[str]:
+        least = exchange.wire.total.min_cohort
+        needed = f"at least {least:,} parties a round must be honest and answer; else nothing is opened"
+        return [needed] if least else []
+
+    return "differential privacy", [*lines, *_each(a, opened), _NOISE[a.program.world.secret]]
+
+
+def _spent(a: Assembled, account: Account) -> str:
+    asks = a.ledger.planned(a.job.rounds) if a.ledger else None
+    if asks is None:
+        return f"{in_epsilon(account.epsilon(1))} after one ask, {in_epsilon(account.epsilon(_SOME))} after {_SOME}"
+    return f"{in_epsilon(account.epsilon(asks))} after all {a.job.rounds:,} rounds"
 
 
 def _end(a: Assembled, data: Federated) -> tuple[str, list[str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.method import lower_is_better
+from atoll.core.tree import Array
 from atoll.report import privacy
 from atoll.report.draw import (
     BLUE,
@@ -21,7 +21,7 @@ from atoll.report.draw import (
     VERMILION,
     WIDTH,
     About,
-    Array,
+    Fact,
     Facts,
     Panel,
     draw,
@@ -35,7 +35,15 @@ from atoll.report.draw import (
 )
 from atoll.report.units import in_seconds
 
-ROOMS = {"test": ("central test", BLUE, "-"), "own": ("parties' own tests", VERMILION, (0, (4, 1.5)))}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+SPLITS = {
+    "test": ("central test", BLUE, "-"), "local": ("local test data", VERMILION, (0, (4, 1.5))),
+    "train": ("training, mean of each round", GREY, (0, (1, 1.5))),
+}  # fmt: skip
 PHASES = {"compile": GREY, "train": BLUE, "combine": ORANGE, "evaluate": GREEN}
 WORDS = {"accuracy": "accuracy", "r2": "R²", "mse": "mean squared error", "loss": "loss"}
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -46,31 +54,48 @@ FEW = 40  # parties that still get a mark each
 # --- what the facts say -----------------------------------------------------------------------------------------------
 
 
-def points(facts: Facts, room: str, metric: str) -> tuple[Array, Array]:
-    """Return (rounds, values) of a metric in a room, where it is finite."""
-    found = [(f["round"], f[metric]) for f in facts if f["what"] == "look" and f.get("room") == room and metric in f]
+def points(facts: Facts, split: str, metric: str) -> tuple[Array, Array]:
+    """Return (rounds, values) of a metric in a split, where it is finite; of "train" what the rounds tell."""
+    if split == "train":
+        found = [(f["round"], f[f"train_{metric}"]) for f in facts if f["what"] == "round" and f"train_{metric}" in f]
+    else:
+        evaluations = [f for f in facts if f["what"] == "evaluation" and f.get("split") == split]
+        found = [(f["round"], f[metric]) for f in evaluations if metric in f]
     t, v = np.asarray(found, np.float64).reshape(-1, 2).T
     fine = np.isfinite(v)
     return t[fine].astype(int), v[fine]
 
 
-def best(t: Array, v: Array, metric: str) -> tuple[int, float]:
+def low(about: About, metric: str) -> bool:
+    """Say whether a low value of a metric is good, as the run declared it."""
+    return bool(about.get("better", {}).get(metric) == "low")
+
+
+def best(about: About, metric: str, t: Array, v: Array) -> tuple[int, float]:
     """Return (round, value) of the best value; the first, where there are several."""
-    k = int(np.argmin(v) if lower_is_better(metric) else np.argmax(v))
+    k = int(np.argmin(v) if low(about, metric) else np.argmax(v))
     return int(t[k]), float(v[k])
 
 
-def measures(facts: Facts) -> tuple[str, ...]:
-    """Name what the run measured, the headline first: accuracy and loss, or R² and squared error."""
-    seen = {name for f in facts if f["what"] == "look" for name in f}
-    return tuple(m for m in ("accuracy", "r2", "mse", "loss") if m in seen and not (m == "loss" and "mse" in seen))
+def measures(about: About, facts: Facts) -> tuple[str, ...]:
+    """Name what the run measured, the headline first: accuracy, or R² and squared error; metrics of the user; loss."""
+    seen = {name for f in facts if f["what"] == "evaluation" for name in f}
+    declared = [name for name in about.get("better", ()) if name in seen]
+    headline = [name for name in ("accuracy", "r2", "mse") if name in declared]
+    others = [name for name in declared if name not in (*headline, "loss")]
+    return (*headline, *others, *(["loss"] if "loss" in declared and "mse" not in declared else []))
 
 
-def spread(facts: Facts) -> tuple[str, Facts]:
-    """Return the metric that is known party by party, and the looks that tell its distribution."""
-    looks = [f for f in facts if f["what"] == "look" and f.get("room") == "own" and f.get("each")]
-    name = next((m for m in ("accuracy", "mse") if looks and f"{m}.mean" in looks[-1]), "")
-    return name, looks if name else []
+def word(metric: str) -> str:
+    """Name a metric in words."""
+    return WORDS.get(metric, metric.replace("_", " "))
+
+
+def spread(about: About, facts: Facts) -> tuple[str, Facts]:
+    """Return the metric that is known party by party, and the evaluations that tell its distribution."""
+    evaluations = [f for f in facts if f["what"] == "evaluation" and f.get("split") == "local" and f.get("each")]
+    name = next((m for m in about.get("better", ()) if evaluations and f"{m}.mean" in evaluations[-1]), "")
+    return name, evaluations if name else []
 
 
 def rounds(facts: Facts, name: str) -> tuple[Array, Array]:
@@ -80,9 +105,15 @@ def rounds(facts: Facts, name: str) -> tuple[Array, Array]:
     return t.astype(int), v
 
 
-def phases(facts: Facts) -> tuple[Array, dict[str, Array]]:
-    """Return rounds and, for each phase, its seconds; what is neither compiling nor training is combining."""
-    t = np.unique([f["round"] for f in facts if f["what"] in ("round", "look")]).astype(int)
+def phases(about: About, facts: Facts) -> tuple[Array, dict[str, Array]]:
+    """Return rounds and, for each phase, its seconds; what is neither compiling nor training is combining.
+
+    A program with roles has rounds of one phase: how their time divides is not noted.
+    """
+    if "roles" in about:
+        t, seconds = rounds(facts, "seconds")
+        return t, {"round": seconds}
+    t = np.unique([f["round"] for f in facts if f["what"] in ("round", "evaluation")]).astype(int)
     spent = {name: np.zeros(len(t)) for name in PHASES}
     at = {r: k for k, r in enumerate(t.tolist())}
     for fact in facts:
@@ -91,7 +122,7 @@ def phases(facts: Facts) -> tuple[Array, dict[str, Array]]:
             spent["train"][k] = work
             spent["compile"][k] += compiled
             spent["combine"][k] = max(0.0, fact.get("seconds", 0.0) - work - compiled)
-        elif fact["what"] == "look":
+        elif fact["what"] == "evaluation":
             k, compiled = at[fact["round"]], fact.get("compile", 0.0)
             spent["compile"][k] += compiled
             spent["evaluate"][k] += max(0.0, fact.get("seconds", 0.0) - compiled)
@@ -122,36 +153,38 @@ def score(value: float, metric: str) -> str:
 
 def panels(about: About, facts: Facts) -> list[Panel]:
     """List the pictures this run has something to show in."""
-    found = [_learning(facts, metric) for metric in measures(facts)[:2]]
+    found = [_learning(about, facts, metric) for metric in measures(about, facts)[:2]]
     numbers, counts = shown(about)
     if counts.shape[1] > 1:
         found.append(Panel("partition", "Who holds which class", lambda ax: _labels(ax, about, numbers, counts)))
     if len(counts):
         found.append(Panel("partition", "How much each party holds", lambda ax: _sizes(ax, about, numbers, counts)))
-    metric, looks = spread(facts)
-    if looks:
-        word = WORDS[metric].capitalize()
-        found.append(Panel("parties", f"{word} of each party, round {looks[-1]['round']}",
-                           lambda ax: _sorted(ax, metric, looks[-1])))  # fmt: skip
-    if len(looks) > 1:
-        found.append(Panel("parties", f"{word} over parties", lambda ax: _evolution(ax, metric, looks)))
+    metric, evaluations = spread(about, facts)
+    if evaluations:
+        said = word(metric)[0].upper() + word(metric)[1:]
+        found.append(Panel("parties", f"{said} of each party, round {evaluations[-1]['round']}",
+                           lambda ax: _sorted(ax, low(about, metric), metric, evaluations[-1])))  # fmt: skip
+        if len(evaluations) > 1:
+            found.append(Panel("parties", f"{said} over parties", lambda ax: _evolution(ax, metric, evaluations)))
     found += privacy.panels(about, facts)
     if any(f["what"] == "round" for f in facts):
         found.append(Panel("traffic", "Traffic per round", lambda ax: _traffic(ax, facts, total=False)))
         found.append(Panel("traffic", "Traffic since the start", lambda ax: _traffic(ax, facts, total=True)))
-        found.append(Panel("time", "Time per round", lambda ax: _time(ax, facts)))
-        found.append(Panel("time", "Where the time went", lambda ax: _where(ax, facts)))
+        spent = phases(about, facts)
+        found.append(Panel("time", "Time per round", lambda ax: _time(ax, *spent)))
+        if len(spent[1]) > 1:
+            found.append(Panel("time", "Where the time went", lambda ax: _where(ax, spent[1])))
     return found
 
 
-def _learning(facts: Facts, metric: str) -> Panel:
-    def paint(ax: Any) -> None:
+def _learning(about: About, facts: Facts, metric: str) -> Panel:
+    def paint(ax: Axes) -> None:
         low, high = np.inf, -np.inf
-        for room, (label, colour, dash) in ROOMS.items():
-            t, v = points(facts, room, metric)
+        for split, (label, colour, dash) in SPLITS.items():
+            t, v = points(facts, split, metric)
             if not len(t):
                 continue
-            at, top = best(t, v, metric)
+            at, top = best(about, metric, t, v)
             few = "o" if len(t) == 1 else None
             said = f"{label}, best {score(top, metric)} in round {at}"
             ax.plot(*thin(t, v), color=colour, linestyle=dash, marker=few, markersize=3, label=said)
@@ -161,27 +194,27 @@ def _learning(facts: Facts, metric: str) -> Panel:
         rounds_axis(ax)
         legend(ax, columns=1)
 
-    return Panel("learning", WORDS[metric][0].upper() + WORDS[metric][1:], paint)
+    return Panel("learning", word(metric)[0].upper() + word(metric)[1:], paint)
 
 
-def _frame(ax: Any, metric: str, low: float, high: float) -> None:
+def _frame(ax: Axes, metric: str, low: float, high: float) -> None:
     """Set the value axis: per cent for accuracy, R² not far below 0, logarithms where losses span decades."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     if metric == "accuracy":
         ax.yaxis.set_major_formatter(FuncFormatter(percent))
-        room = 0.06 * max(high - low, 0.02)
-        ax.set_ylim(max(low - room, -0.02), min(high + room, 1.02))
+        split = 0.06 * max(high - low, 0.02)
+        ax.set_ylim(max(low - split, -0.02), min(high + split, 1.02))
     elif metric == "r2" and low < -1.0 < high:
         ax.set_ylim(-1.0, None)
     elif metric != "r2" and low > 0 and high / low > 30:
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
         ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.set_ylabel(WORDS[metric])
+    ax.set_ylabel(word(metric))
 
 
-def _labels(ax: Any, about: About, numbers: Array, counts: Array) -> None:
+def _labels(ax: Axes, about: About, numbers: Array, counts: Array) -> None:
     parties, classes = counts.shape
     if parties <= FEW and classes <= 26:
         cell = 72 * min(0.80 * WIDTH / parties, 0.58 * HEIGHT / classes)
@@ -209,13 +242,13 @@ def _labels(ax: Any, about: About, numbers: Array, counts: Array) -> None:
     ax.set_ylabel("class")
 
 
-def _blues() -> Any:
+def _blues() -> Colormap:
     from matplotlib import colormaps
 
     return colormaps["Blues"].resampled(24)
 
 
-def _sizes(ax: Any, about: About, numbers: Array, counts: Array) -> None:
+def _sizes(ax: Axes, about: About, numbers: Array, counts: Array) -> None:
     sizes = counts.sum(axis=1)
     if len(sizes) <= FEW:
         ax.bar(np.arange(len(sizes)), sizes, width=0.75 if len(sizes) > 3 else 0.35, color=BLUE)
@@ -231,11 +264,11 @@ def _sizes(ax: Any, about: About, numbers: Array, counts: Array) -> None:
     legend(ax)
 
 
-def _sorted(ax: Any, metric: str, look: Mapping[str, Any]) -> None:
+def _sorted(ax: Axes, lower: bool, metric: str, evaluation: Fact) -> None:
     """Paint every party as a dot from the worst to the best; the worst tenth in another colour."""
-    values = np.sort(np.asarray(look["each"], np.float64))
-    values = values[::-1] if lower_is_better(metric) else values
-    x = np.arange(1, len(values) + 1) * (look.get("parties", len(values)) / len(values))
+    values = np.sort(np.asarray(evaluation["each"], np.float64))
+    values = values[::-1] if lower else values
+    x = np.arange(1, len(values) + 1) * (evaluation.get("parties", len(values)) / len(values))
     worst = max(1, len(values) // 10)
     size = 14 if len(values) <= 60 else 5
     ax.scatter(x[:worst], values[:worst], s=size, color=VERMILION, linewidths=0, zorder=3)
@@ -246,18 +279,19 @@ def _sorted(ax: Any, metric: str, look: Mapping[str, Any]) -> None:
         (".best", "best", GREEN, ":"),
     )
     for key, label, colour, dash in lines:
-        value = look[f"{metric}{key}"]
+        value = evaluation[f"{metric}{key}"]
         ax.axhline(value, color=colour, linestyle=dash, linewidth=1.0, label=f"{label}: {score(value, metric)}")
     _frame(ax, metric, float(values.min()), float(values.max()))
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.locator_params(axis="x", integer=True)
     ax.set_xlabel("parties, worst to best")
     legend(ax)
 
 
-def _evolution(ax: Any, metric: str, looks: Facts) -> None:
-    t = np.asarray([f["round"] for f in looks])
+def _evolution(ax: Axes, metric: str, evaluations: Facts) -> None:
+    t = np.asarray([f["round"] for f in evaluations])
     lines = {
-        name: np.asarray([f[f"{metric}.{name}"] for f in looks], np.float64) for name in ("best", "mean", "worst10")
+        name: np.asarray([f[f"{metric}.{name}"] for f in evaluations], np.float64)
+        for name in ("best", "mean", "worst10")
     }
     style = {
         "best": ("best", GREEN, ":"),
@@ -275,7 +309,7 @@ def _evolution(ax: Any, metric: str, looks: Facts) -> None:
     legend(ax)
 
 
-def _traffic(ax: Any, facts: Facts, *, total: bool) -> None:
+def _traffic(ax: Axes, facts: Facts, *, total: bool) -> None:
     lines = {}
     for name in ("bytes_up", "bytes_down"):
         t, v = rounds(facts, name)
@@ -292,8 +326,7 @@ def _traffic(ax: Any, facts: Facts, *, total: bool) -> None:
     legend(ax)
 
 
-def _time(ax: Any, facts: Facts) -> None:
-    t, spent = phases(facts)
+def _time(ax: Axes, t: Array, spent: Mapping[str, Array]) -> None:
     k = -(-len(t) // 160)  # rounds that share a step
     starts = np.arange(0, len(t), k)
     width = np.diff(np.append(starts, len(t)))
@@ -304,9 +337,10 @@ def _time(ax: Any, facts: Facts) -> None:
     cut = np.nonzero(tops > limit)[0] if 0 < limit < 0.5 * tops.max() and len(tops) > 3 else np.arange(0)
     factor, unit = largest(limit / 2 if len(cut) else tops.max(), SECONDS)
     below = np.zeros(len(starts))
-    for name, colour in PHASES.items():
-        ax.stairs((below + steps[name]) / factor, edges, baseline=below / factor, fill=True, color=colour, label=name)
-        below = below + steps[name]
+    for name, step in steps.items():
+        colour = PHASES.get(name, BLUE)
+        ax.stairs((below + step) / factor, edges, baseline=below / factor, fill=True, color=colour, label=name)
+        below = below + step
     if len(cut):
         ax.set_ylim(0, limit / factor)
         first = int(cut[np.argmax(tops[cut])])
@@ -316,11 +350,12 @@ def _time(ax: Any, facts: Facts) -> None:
     ax.set_ylabel(f"{unit} per round" + (f" (mean of {k})" if k > 1 else ""))
     ax.set_xlim(edges[0], edges[-1])
     rounds_axis(ax)
-    legend(ax)
+    if len(steps) > 1:
+        legend(ax)
 
 
-def _where(ax: Any, facts: Facts) -> None:
-    totals = {name: float(v.sum()) for name, v in phases(facts)[1].items()}
+def _where(ax: Axes, spent: Mapping[str, Array]) -> None:
+    totals = {name: float(v.sum()) for name, v in spent.items()}
     factor, unit = largest(max(totals.values()), SECONDS)
     whole = max(sum(totals.values()), 1e-12)
     for k, (name, seconds) in enumerate(totals.items()):
@@ -336,7 +371,7 @@ def _where(ax: Any, facts: Facts) -> None:
     ax.set_xlabel(f"{unit} in all")
 
 
-def _party_axis(ax: Any, about: About, numbers: Array) -> None:
+def _party_axis(ax: Axes, about: About, numbers: Array) -> None:
     """Label parties: by name where names are few and the font has their letters, else by number."""
     names = labels(about)
     ax.set_xlim(-0.7, len(names) - 0.3)
@@ -365,40 +400,40 @@ def _chosen(about: About, n: int) -> str:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def learning(about: About, facts: Facts) -> Any:
+def learning(about: About, facts: Facts) -> Figure:
     """Draw the learning curves: headline metric and loss, on the central test and on the parties' own."""
     return _group("learning", about, facts)
 
 
-def partition(about: About, facts: Facts = ()) -> Any:
+def partition(about: About, facts: Facts = ()) -> Figure:
     """Draw who holds what."""
     return _group("partition", about, facts)
 
 
-def parties(about: About, facts: Facts) -> Any:
+def parties(about: About, facts: Facts) -> Figure:
     """Draw how the model does for each party at the end, and for the worst, the mean and the best over rounds."""
     return _group("parties", about, facts)
 
 
-def spending(about: About, facts: Facts) -> Any:
+def spending(about: About, facts: Facts) -> Figure:
     """Draw the privacy spent over rounds, and what clipping and noise did."""
     return _group("privacy", about, facts)
 
 
-def traffic(about: About, facts: Facts) -> Any:
+def traffic(about: About, facts: Facts) -> Figure:
     """Draw bytes up and down, per round and summed up."""
     return _group("traffic", about, facts)
 
 
-def timing(about: About, facts: Facts) -> Any:
+def timing(about: About, facts: Facts) -> Figure:
     """Draw where the time went, per round and in all."""
     return _group("time", about, facts)
 
 
-def overview(about: About, facts: Facts) -> Any:
+def overview(about: About, facts: Facts) -> Figure:
     """Draw everything a run has to show as one figure."""
     return draw(panels(about, facts))
 
 
-def _group(name: str, about: About, facts: Facts) -> Any:
+def _group(name: str, about: About, facts: Facts) -> Figure:
     return draw([p for p in panels(about, facts) if p.group == name])

@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING
 
 from atoll.report.draw import styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LONG = 60  # letters, beyond which a tile takes two columns
 
@@ -44,8 +47,9 @@ figcaption { margin: .5rem 2px 0; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; margin: 0 0 1rem; }
 caption { text-align: left; padding: 0 0 .4rem; }
 th, td { text-align: right; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th:first-child, td:first-child { text-align: left; } thead th { font-weight: 600; border-bottom-width: 2px; }
-td { white-space: nowrap; } td:first-child, .words td { white-space: normal; min-width: 7em; text-align: left; }
+th:first-child, td:first-child, .text { text-align: left; } thead th { font-weight: 600; border-bottom-width: 2px; }
+td { white-space: nowrap; }
+td:first-child, .words td, td.text { white-space: normal; min-width: 7em; text-align: left; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; font-size: .85rem;
   white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; color: var(--soft); margin: 0 0 .6rem; } ul { padding-left: 1.2em; margin: 0; }
@@ -85,10 +89,19 @@ def as_list(said: Iterable[str], kind: str = "") -> str:
     return f"<ul{f' class={kind!r}' if kind else ''}>\n{items}\n</ul>"
 
 
-def as_table(head: Sequence[str], rows: Iterable[Sequence[str]], about: str = "", kind: str = "") -> str:
-    """Lay rows of cells out, below what they are about and what their columns are."""
-    top = "".join(f"<th scope='col'>{escape(cell)}</th>" for cell in head)
-    body = joined("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+def as_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], about: str = "", kind: str = "", words: Sequence[int] = ()
+) -> str:
+    """Lay rows of cells out, below what they are about and what their columns are.
+
+    Columns are numbers but for the first and those in `words`; a table of the kind "words" has words alone.
+    """
+    mark = dict.fromkeys(words, " class='text'")
+    top = "".join(f"<th scope='col'{mark.get(k, '')}>{escape(cell)}</th>" for k, cell in enumerate(head))
+    body = joined(
+        "<tr>" + "".join(f"<td{mark.get(k, '')}>{escape(cell)}</td>" for k, cell in enumerate(row)) + "</tr>"
+        for row in rows
+    )
     said = f"<caption>{escape(about)}</caption>" if about else ""
     return (
         f"<div class='wide'><table class='{kind}'>{said}{f'<thead><tr>{top}</tr></thead>' if head else ''}\n"
@@ -96,7 +109,7 @@ def as_table(head: Sequence[str], rows: Iterable[Sequence[str]], about: str = ""
     )
 
 
-def svg(figure: Any, name: str, title: str) -> str:
+def svg(figure: Figure, name: str, title: str) -> str:
     """Return a figure as SVG to stand inside a page: no address outside it, no id that another figure has."""
     out = StringIO()
     with styled():

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from atoll.core.method import lower_is_better
+from atoll.core.disk import replace_file
+from atoll.core.tree import Array
 from atoll.report import figures as fig
-from atoll.report import privacy
-from atoll.report.draw import About, Facts, count, draw, number
+from atoll.report import privacy, roles
+from atoll.report.draw import About, Fact, Facts, count, draw, number
 from atoll.report.figures import score
 from atoll.report.layout import CSS, as_list, as_table, as_tiles, joined, svg
 from atoll.report.units import in_bytes, in_seconds
@@ -28,12 +26,7 @@ def write(path: str | Path, about: About, facts: Facts) -> Path:
     path = Path(path)
     text = page(about, facts)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(text.encode("utf-8", "replace"))  # a name may hold half a surrogate pair
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    replace_file(path, text.encode("utf-8", "replace"), sync=False)  # a name may hold half a surrogate pair
     return path
 
 
@@ -46,6 +39,7 @@ def page(about: About, facts: Facts) -> str:
         as_tiles(tiles(about, facts)),
         _pictures(about, facts),
         privacy.section(about, facts),
+        roles.section(about),
         _parties(about, facts),
         _notes(notes(about, facts)),
         _job(about),
@@ -68,67 +62,78 @@ def result(about: About, facts: Facts) -> str:
     done, parties = _done(facts), int(about.get("parties", 0))
     cohort = int(about.get("cohort", parties))
     who = count(parties, "party") + (f" ({cohort:,} a round)" if cohort < parties else "")
-    headline = _headline(facts)
+    headline = _headline(about, facts)
     if headline:
-        room, metric, t, v = headline
-        reached = f"reached {_value(room, metric, float(v[-1]))} after {count(int(t[-1]), 'round')}"
+        split, metric, t, v = headline
+        reached = f"reached {_value(split, metric, float(v[-1]))} after {count(int(t[-1]), 'round')}"
     else:
-        reached = f"trained for {count(done, 'round')}"
-    end = next((str(f["reason"]) for f in reversed(facts) if f["what"] == "end"), None)
+        reached = f"{'ran' if 'roles' in about else 'trained'} for {count(done, 'round')}"
+    end = next((f for f in reversed(facts) if f["what"] == "end"), None)
     if end is None:
         return f"{method(about)} {reached} with {who}; it has not ended: it is still running or was interrupted."
     return f"{method(about)} {reached} with {who}; it ended because {_because(end)}."
 
 
-def _because(reason: str) -> str:
-    return re.sub(r"^all (\d+) rounds done$", lambda m: f"all {int(m[1]):,} rounds were done", reason).rstrip(".")
+def _because(end: Fact) -> str:
+    if not end.get("complete"):
+        return str(end["reason"]).rstrip(".")
+    return f"all {end['round']:,} rounds were done" if end["round"] > 1 else "its only round was done"
 
 
 def method(about: About) -> str:
     """Name the method as its paper does."""
-    said = about.get("job", {}).get("method", {})
+    job = about.get("job", {})
+    said: Fact = job.get("method") or job.get("program") or {}
     use = str(said.get("use", "the method"))
     server = said.get("server")
-    rule = str(server.get("use", "")) if isinstance(server, Mapping) else ""
+    server = server if isinstance(server, Mapping) else {}
+    rule = str(server.get("use", ""))
     if use == "fedavg" and rule in ("adam", "yogi", "adagrad"):
         return f"Fed{rule.capitalize()}"
     known = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedsgd": "FedSGD"}
     return "FedAvgM" if use == "fedavg" and rule == "sgd" and server.get("momentum") else known.get(use, use)
 
 
-def _headline(facts: Facts) -> tuple[str, str, Any, Any] | None:
-    """Return (room, metric, rounds, values) of what the run is judged by."""
-    for room in ("test", "own"):
-        for metric in fig.measures(facts):
-            t, v = fig.points(facts, room, metric)
+def _headline(about: About, facts: Facts) -> tuple[str, str, Array, Array] | None:
+    """Return (split, metric, rounds, values) of what the run is evaluated by."""
+    for split in ("test", "local"):
+        for metric in fig.measures(about, facts):
+            t, v = fig.points(facts, split, metric)
             if len(t):
-                return room, metric, t, v
+                return split, metric, t, v
     return None
 
 
-def _value(room: str, metric: str, value: float) -> str:
-    if room == "test":
+def _value(split: str, metric: str, value: float) -> str:
+    if split == "test":
         said = f"{score(value, metric)} test accuracy"
-        return said if metric == "accuracy" else f"a test {fig.WORDS[metric]} of {score(value, metric)}"
-    said = f"{score(value, metric)} accuracy" if metric == "accuracy" else f"{fig.WORDS[metric]} {score(value, metric)}"
+        return said if metric == "accuracy" else f"a test {fig.word(metric)} of {score(value, metric)}"
+    said = f"{score(value, metric)} accuracy" if metric == "accuracy" else f"{fig.word(metric)} {score(value, metric)}"
     return f"{said} on the parties' own test data"
 
 
 def _simulated(about: About) -> str:
     where = about.get("environment", {})
     machine = f" ({where['machine']}, {where.get('cores', '?')} cores)" if "machine" in where else ""
+    what = "messages" if "roles" in about else "vectors"
+    if not privacy.simulated(about):
+        counted = f"{what} hold" if "roles" in about else f"{what} hold that travel"
+        return (
+            f"The parties of this run were elsewhere. Times are the server's{machine}; bytes are what {counted}, not "
+            "measured on the network."
+        )
     return (
         f"This run was a simulation: all parties were simulated on one machine{machine}. Times are that machine's; "
-        "bytes are counted from the vectors that would travel, not measured on a network."
+        f"bytes are counted from the {what} that would travel, not measured on a network."
     )
 
 
 def _done(facts: Facts) -> int:
-    return max((f["round"] for f in facts if f["what"] in ("round", "empty", "look", "end")), default=0)
+    return max((f["round"] for f in facts if f["what"] in ("round", "empty", "evaluation", "end")), default=0)
 
 
 def wall(facts: Facts) -> float:
-    """Add up the clock of every sitting: it starts anew where a run was resumed."""
+    """Add up the clock of every start: it starts anew where a run was resumed."""
     total, last = 0.0, 0.0
     for fact in facts:
         if fact["what"] == "resume":
@@ -140,18 +145,18 @@ def wall(facts: Facts) -> float:
 def tiles(about: About, facts: Facts) -> list[tuple[str, str, str]]:
     """Return the key figures: (what, value, more)."""
     found = []
-    headline = _headline(facts)
-    room, name = (headline[0], "Test" if headline[0] == "test" else "Own") if headline else ("", "")
-    for metric in fig.measures(facts):
-        t, v = fig.points(facts, room, metric)
+    headline = _headline(about, facts)
+    split, name = (headline[0], "Test" if headline[0] == "test" else "Own") if headline else ("", "")
+    for metric in fig.measures(about, facts):
+        t, v = fig.points(facts, split, metric)
         if len(t):
-            at, top = fig.best(t, v, metric)
+            at, top = fig.best(about, metric, t, v)
             more = f"best {score(top, metric)} in round {at:,}"
-            found.append((f"{name} {fig.WORDS[metric]}", score(float(v[-1]), metric), more))
-    metric, looks = fig.spread(facts)
-    if looks:
-        last = looks[-1]
-        more = f"own {metric}; mean {score(last[f'{metric}.mean'], metric)}"
+            found.append((f"{name} {fig.word(metric)}", score(float(v[-1]), metric), more))
+    metric, evaluations = fig.spread(about, facts)
+    if evaluations:
+        last = evaluations[-1]
+        more = f"local {metric}; mean {score(last[f'{metric}.mean'], metric)}"
         found.append(("Worst 10\u00a0% of parties", score(last[f"{metric}.worst10"], metric), more))
     planned = about.get("job", {}).get("rounds")
     found.append(("Rounds", f"{_done(facts):,}", f"of {planned:,} planned" if planned else ""))
@@ -159,10 +164,10 @@ def tiles(about: About, facts: Facts) -> list[tuple[str, str, str]]:
     found.append(("Parties", f"{parties:,}", f"{int(about.get('cohort', parties)):,} a round"))
     if "parameters" in about:
         found.append(("Parameters", f"{about['parameters']:,}", ""))
-    return found + privacy.tiles(about, facts) + _costs(facts)
+    return found + privacy.tiles(about, facts) + _costs(about, facts)
 
 
-def _costs(facts: Facts) -> list[tuple[str, str, str]]:
+def _costs(about: About, facts: Facts) -> list[tuple[str, str, str]]:
     turns = [f for f in facts if f["what"] == "round"]
     if not turns:
         return []
@@ -171,11 +176,12 @@ def _costs(facts: Facts) -> list[tuple[str, str, str]]:
     both = f"{in_bytes(total['bytes_up'])} up, {in_bytes(total['bytes_down'])} down"
     compiled = sum(f.get("compile", 0.0) for f in facts)
     median = float(np.median([f.get("seconds", 0.0) for f in turns]))
+    roles = "roles" in about  # which are asked several times a round, compile nothing and evaluate nothing
     return [
-        ("Per party and round", in_bytes(up), f"up, and {in_bytes(down)} down"),
+        ("Per answer" if roles else "Per party and round", in_bytes(up), f"up, and {in_bytes(down)} down"),
         ("Traffic in all", in_bytes(total["bytes_up"] + total["bytes_down"]), both),
-        ("Wall time", in_seconds(wall(facts)), f"{in_seconds(compiled)} of it compiling"),
-        ("Median round", in_seconds(median), "without evaluation"),
+        ("Wall time", in_seconds(wall(facts)), "" if roles else f"{in_seconds(compiled)} of it compiling"),
+        ("Median round", in_seconds(median), "" if roles else "without evaluation"),
     ]
 
 
@@ -201,7 +207,7 @@ def notes(about: About, facts: Facts) -> list[str]:
     ]
     said += [f"Everything ran in one process: {f.get('why', '')}" for f in facts if f["what"] == "in process"]
     said += [f"The run was resumed after round {f['round']:,}." for f in facts if f["what"] == "resume"]
-    known = {"start", "look", "round", "end", "empty", "in process", "resume"}
+    known = {"start", "evaluation", "round", "end", "empty", "in process", "resume"}
     said += [f"{f['what']}: {_rest(f)}" for f in facts if f["what"] not in known]
     if len(said) > MANY:
         said = [*said[:MANY], f"… and {len(said) - MANY:,} more, in facts.jsonl."]
@@ -214,43 +220,51 @@ def _some(numbers: Sequence[int]) -> str:
     return ", ".join(f"{n:,}" for n in numbers[:10]) + (", …" if len(numbers) > 10 else "")
 
 
-def _rest(fact: Mapping[str, Any]) -> str:
+def _rest(fact: Fact) -> str:
     return ", ".join(f"{k} {v}" for k, v in fact.items() if k not in ("what", "time"))[:300]
 
 
 def caption(group: str, about: About, facts: Facts) -> str:
     """Say in one sentence what a figure shows."""
     if group == "learning":
-        room, metric, t, v = _headline(facts) or ("", "loss", np.zeros(1, int), np.zeros(1))
-        at, top = fig.best(t, v, metric)
-        where = "on the central test set" if room == "test" else "on the parties' own test data"
+        split, metric, t, v = _headline(about, facts) or ("", "loss", np.zeros(1, int), np.zeros(1))
+        at, top = fig.best(about, metric, t, v)
+        where = "on the central test set" if split == "test" else "on the parties' own test data"
         start = f"from {score(float(v[0]), metric)} (round {int(t[0])}) to {score(float(v[-1]), metric)}"
-        return f"Learning curves: {where}, {fig.WORDS[metric]} went {start}; best {score(top, metric)} in round {at:,}."
+        return f"Learning curves: {where}, {fig.word(metric)} went {start}; best {score(top, metric)} in round {at:,}."
     if group == "partition":
         return _held(about)
     if group == "parties":
-        metric, looks = fig.spread(facts)
-        last = looks[-1]
+        metric, evaluations = fig.spread(about, facts)
+        last = evaluations[-1]
         worst, mean = (score(last[f"{metric}.{k}"], metric) for k in ("worst10", "mean"))
         return (
             f"How evenly the model serves the parties, on their own test data: in round {last['round']:,} the worst "
-            f"tenth of them has {fig.WORDS[metric]} {worst} on average, against {mean} over all, each counted once."
+            f"tenth of them has {fig.word(metric)} {worst} on average, against {mean} over all, each counted once."
         )
     if group == "traffic":
         up, down = (float(fig.rounds(facts, name)[1].sum()) for name in ("bytes_up", "bytes_down"))
         said = f"{in_bytes(up)} went up from the parties and {in_bytes(down)} down to them, all parties together"
-        often = sum(1 for f in facts if f["what"] == "look" and f.get("room") == "own")
+        often = sum(1 for f in facts if f["what"] == "evaluation" and f.get("split") == "local")
         once = down / max(float(fig.rounds(facts, "asked")[1].sum()), 1.0) * int(about.get("parties", 0))
         more = f"; {count(often, 'evaluation')} on their own data took another {in_bytes(once * often)} down"
         return f"Traffic: {said}{more if often else ''}."
     if group in ("privacy", "answers", "compression"):
         return privacy.caption(group, about, facts)
-    totals = {name: float(v.sum()) for name, v in fig.phases(facts)[1].items()}
+    return _times(fig.phases(about, facts)[1])
+
+
+def _times(spent: Mapping[str, Array]) -> str:
+    if len(spent) == 1:
+        (seconds,) = spent.values()
+        median, whole = in_seconds(float(np.median(seconds))), in_seconds(float(seconds.sum()))
+        return f"Time: a round took {median} in the median, all of them {whole}."
+    totals = {name: float(v.sum()) for name, v in spent.items()}
     most = max(totals, key=lambda name: totals[name])
     share = 100 * totals[most] / max(sum(totals.values()), 1e-12)
     return (
         f"Time: {share:.0f}\u00a0% of it went into {DOING[most]}; to combine is what a round does beside compiling and "
-        "training, and round 0 is the look at the untrained model."
+        "training, and round 0 is the evaluation of the untrained model."
     )
 
 
@@ -290,12 +304,12 @@ def _parties(about: About, facts: Facts) -> str:
     sizes = about.get("sizes", {})
     if sizes:
         rows.append(["training samples", f"{sizes['least']:,}", "–", number(sizes["mean"]), f"{sizes['most']:,}"])
-    metric, looks = fig.spread(facts)
-    if looks:
-        last = looks[-1]
-        ends = (max, min) if lower_is_better(metric) else (min, max)
+    metric, evaluations = fig.spread(about, facts)
+    if evaluations:
+        last = evaluations[-1]
+        ends = (max, min) if fig.low(about, metric) else (min, max)
         values = [ends[0](last["each"]), last[f"{metric}.worst10"], last[f"{metric}.mean"], last[f"{metric}.best"]]
-        rows.append([f"own {fig.WORDS[metric]}, round {last['round']:,}", *(score(v, metric) for v in values)])
+        rows.append([f"local {fig.word(metric)}, round {last['round']:,}", *(score(v, metric) for v in values)])
     head = ["over parties", "least or worst", "worst 10 %, mean", "mean", "most or best"]
     summary = as_table(head, rows) if rows else ""
     table = _held_table(about, counts)
@@ -308,7 +322,7 @@ def _parties(about: About, facts: Facts) -> str:
     return f"<h2>Parties</h2>\n{summary}\n{table}"
 
 
-def _held_table(about: About, counts: Any) -> str:
+def _held_table(about: About, counts: Array) -> str:
     sizes = counts.sum(axis=1)
     whole = about.get("sizes", {}).get("all") or int(sizes.sum())
     rows = []
@@ -326,7 +340,7 @@ def _notes(said: Iterable[str]) -> str:
 
 
 def _job(about: About) -> str:
-    from atoll.jobfile import dumps
+    from atoll.job.file import dumps
 
     return f"<h2>Job file</h2>\n<pre>{escape(dumps(about['job']))}</pre>" if about.get("job") else ""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Decimal
 from html import escape
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from atoll.core.tree import Array
+from atoll.privacy.account import in_epsilon, in_words
 from atoll.report.draw import (
     BLUE,
     GREEN,
@@ -19,7 +19,7 @@ from atoll.report.draw import (
     ORANGE,
     VERMILION,
     About,
-    Array,
+    Fact,
     Facts,
     Panel,
     count,
@@ -32,8 +32,12 @@ from atoll.report.draw import (
 from atoll.report.layout import as_list, as_table
 from atoll.report.units import in_bytes, in_seconds
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 UNITS = ("epsilon", "epsilon_party", "epsilon_example", "epsilon_server")  # facts that an account may note
-LINES = ((BLUE, "-"), (VERMILION, (0, (4, 1.5))), (GREEN, ":"))
+Dash = str | tuple[int, tuple[float, float]]  # how a line is drawn
+LINES: tuple[tuple[str, Dash], ...] = ((BLUE, "-"), (VERMILION, (0, (4, 1.5))), (GREEN, ":"))
 DASH = (0, (4, 2))
 EXAMPLES = 3  # of rounds that opened nothing
 UNSAID = "unit, neighbours, sampling, delta and accountant were not noted"
@@ -47,38 +51,42 @@ OPEN = "No noise is added: nothing here is differentially private."
 # --- what the facts say -----------------------------------------------------------------------------------------------
 
 
-class Spent(NamedTuple):
-    """One account: ε by RDP so far, ε as tight as it was computed at the end, and the words that stand beside both."""
+class EpsilonSpent(NamedTuple):
+    """One account: ε by RDP so far, ε as tight as it was computed at the end, and the words that stand beside both.
+
+    `unit` and `delta` are "" where a run did not note them as fields.
+    """
 
     name: str
     epsilon: float
     tight: float | None
     words: str
-
-    @property
-    def delta(self) -> str:
-        found = re.search(r"delta: ([^;]+)", self.words)
-        return found[1] if found else ""
-
-    @property
-    def unit(self) -> str:
-        found = re.search(r"unit: ([^;]+)", self.words)
-        return found[1] if found else ""
+    unit: str
+    delta: str
 
 
-def accounts(about: About, facts: Facts) -> list[Spent]:
+def accounts(about: About, facts: Facts) -> list[EpsilonSpent]:
     """Return what was spent, one entry for each unit that noise protects."""
     planned = _planned(about)
-    end: Mapping[str, Any] = next((f for f in reversed(facts) if f["what"] == "end"), {})
+    end: Fact = next((f for f in reversed(facts) if f["what"] == "end"), {})
     found = []
     for name in UNITS:
         spent = [float(f[name]) for f in facts if f["what"] in ("round", "empty", "end") and name in f]
         if spent:
-            words = planned.get("words" if name == "epsilon" else f"{name}_means", UNSAID)
             tight = end.get(f"{name}_tight")
-            said = str(end.get(f"{name}_means", words))
-            found.append(Spent(name, spent[-1], None if tight is None else float(tight), said))
+            means = _means(name, end, planned)
+            found.append(EpsilonSpent(name, spent[-1], None if tight is None else float(tight), *means))
     return found
+
+
+def _means(name: str, *told: Fact) -> tuple[str, str, str]:
+    """Return (words, unit, delta) of an account. Runs of release 0.1 noted the words, and one δ beside them."""
+    terms = next((facts[f"{name}_means"] for facts in told if f"{name}_means" in facts), None)
+    if isinstance(terms, Mapping):
+        return in_words(terms), str(terms["unit"]), f"{terms['delta']:g}"
+    old = told[-1].get("words", UNSAID) if name == "epsilon" else UNSAID
+    delta = f"{told[-1]['delta']:g}" if name == "epsilon" and "delta" in told[-1] else ""
+    return str(terms or old), name.removeprefix("epsilon").strip("_"), delta
 
 
 def noted(facts: Facts, name: str) -> tuple[Array, Array]:
@@ -92,25 +100,17 @@ def noted(facts: Facts, name: str) -> tuple[Array, Array]:
 def closed(facts: Facts) -> Facts:
     """Return the rounds in which too few answered, so that nothing was opened."""
     turns = [f for f in facts if f["what"] == "round"]
-    return [f for f in turns if f.get("unopened") or f.get("answered", 0) < f.get("needed", 0)]
+    return [f for f in turns if f.get("aborted") or f.get("answered", 0) < f.get("needed", 0)]
 
 
-def in_epsilon(value: float) -> str:
-    """Write an ε with three digits that count, rounded up: a bound stays a bound."""
-    if not isfinite(value):
-        return "∞"
-    exact = Decimal(repr(float(value)))
-    digits = min(0, max(exact.adjusted(), -9) - 2) if exact else 0
-    return f"{exact.quantize(Decimal(1).scaleb(digits), ROUND_CEILING):,f}"
-
-
-def _planned(about: About) -> Mapping[str, Any]:
+def _planned(about: About) -> Fact:
     said = about.get("privacy")
     return said if isinstance(said, Mapping) else {}
 
 
-def _simulated(about: About) -> bool:
-    return bool(_planned(about).get("simulated", True))  # whoever does not say otherwise has simulated
+def simulated(about: About) -> bool:
+    """Say whether all parties of a run were simulated; whoever does not say otherwise has simulated."""
+    return bool(about.get("simulated", True))
 
 
 def _budgets(about: About) -> dict[float, str]:
@@ -151,7 +151,7 @@ def panels(about: About, facts: Facts) -> list[Panel]:
     return found
 
 
-def _spent(ax: Any, about: About, facts: Facts, spent: list[Spent]) -> None:
+def _spent(ax: Axes, about: About, facts: Facts, spent: list[EpsilonSpent]) -> None:
     high = 0.0
     for account, (colour, dash) in zip(spent, LINES, strict=False):
         t, v = noted(facts, account.name)
@@ -172,32 +172,32 @@ def _spent(ax: Any, about: About, facts: Facts, spent: list[Spent]) -> None:
     legend(ax, columns=2)
 
 
-def _clipped(ax: Any, t: Array, v: Array, aim: float | None) -> None:
+def _clipped(ax: Axes, t: Array, v: Array, aim: float | None) -> None:
     _line(ax, t, v, f"clipped, {_share(v)} on average", BLUE)
     if aim is not None:
         ax.axhline(aim, color=INK, linestyle=DASH, linewidth=1.0, label=f"aim {percent(aim)}")
     _shares(ax, "share of the vectors")
 
 
-def _norm(ax: Any, t: Array, v: Array) -> None:
+def _norm(ax: Axes, t: Array, v: Array) -> None:
     _line(ax, t, v, f"norm, from {number(v[0])} to {number(v[-1])}", GREEN)
     ax.set_ylim(0, 1.08 * float(v.max()) or 1.0)
     ax.set_ylabel("L2 norm")
     legend(ax)
 
 
-def _noise(ax: Any, t: Array, v: Array) -> None:
+def _noise(ax: Axes, t: Array, v: Array) -> None:
     _line(ax, t, v, f"noise, {_share(v)} on average", ORANGE)
     _shares(ax, "length of noise / of noisy vector")
 
 
-def _error(ax: Any, t: Array, v: Array) -> None:
+def _error(ax: Axes, t: Array, v: Array) -> None:
     _line(ax, t, v, f"relative error, {_share(v)} on average", BLUE)
     ax.set_ylim(0, 1.08 * float(v.max()) or 1.0)
     _percents(ax, "length of error / of vector")
 
 
-def _answers(ax: Any, facts: Facts) -> None:
+def _answers(ax: Axes, facts: Facts) -> None:
     turns = [f for f in facts if f["what"] == "round"]
     shut = {f["round"] for f in closed(facts)}
     t = np.asarray([f["round"] for f in turns])
@@ -217,7 +217,7 @@ def _answers(ax: Any, facts: Facts) -> None:
     legend(ax)
 
 
-def _line(ax: Any, t: Array, v: Array, label: str, colour: str, dash: Any = "-") -> None:
+def _line(ax: Axes, t: Array, v: Array, label: str, colour: str, dash: Dash = "-") -> None:
     few = "o" if len(t) == 1 else None
     ax.plot(*thin(t, v), color=colour, linestyle=dash, marker=few, markersize=3, label=label)
     rounds_axis(ax)
@@ -227,12 +227,12 @@ def _share(v: Array) -> str:
     return f"{100 * float(v.mean()):.3g}\u00a0%"
 
 
-def _shares(ax: Any, what: str) -> None:
+def _shares(ax: Axes, what: str) -> None:
     ax.set_ylim(-0.02, 1.02)
     _percents(ax, what)
 
 
-def _percents(ax: Any, what: str) -> None:
+def _percents(ax: Axes, what: str) -> None:
     from matplotlib.ticker import FuncFormatter
 
     ax.yaxis.set_major_formatter(FuncFormatter(percent))
@@ -250,13 +250,13 @@ def tiles(about: About, facts: Facts) -> list[tuple[str, str, str]]:
     for account in spent:
         tight = "" if account.tight is None else f"tight {in_epsilon(account.tight)} (PLD); "
         at = f" at δ {account.delta}" if account.delta else ""
-        what = "Privacy spent" + (" (simulated noise)" if _simulated(about) else "")
+        what = "Privacy spent" + (" (simulated noise)" if simulated(about) else "")
         found.append((what, f"ε {in_epsilon(account.epsilon)}{at}", f"{tight}{account.words}"))
     size, client, server = (noted(facts, f"protocol_{name}")[1] for name in ("bytes", "client", "server"))
     if len(size):
-        cost = f"{in_seconds(float(client.mean()))} of CPU each" if len(client) else ""
-        more = f"; server {in_seconds(float(server.mean()))}" if len(server) else ""
-        found.append(("A party's protocol, a round", in_bytes(float(size.mean())), f"sent; {cost}{more}".strip("; ")))
+        costs = [f"{in_seconds(float(client.mean()))} of CPU each"] if len(client) else []
+        costs += [f"server {in_seconds(float(server.mean()))}"] if len(server) else []
+        found.append(("A party's protocol, a round", in_bytes(float(size.mean())), "; ".join(["sent", *costs])))
     return found
 
 
@@ -281,8 +281,8 @@ def caption(group: str, about: About, facts: Facts) -> str:
     more += [f"noise had {_share(noise)} of the noisy vector's length"] if len(noise) else []
     if not spent:
         more.append("no noise is added, so nothing here is differentially private")
-    simulated = "Privacy (simulated noise): " if spent and _simulated(about) else "Privacy: "
-    return simulated + "; ".join(spent + more) + "."
+    what = "Privacy (simulated noise): " if spent and simulated(about) else "Privacy: "
+    return what + "; ".join(spent + more) + "."
 
 
 def _lost(facts: Facts) -> str:
@@ -302,9 +302,9 @@ def notes(about: About, facts: Facts) -> list[str]:
     return [f"{count(len(shut), 'round')} opened nothing, and left the model as it was{counted} ({some}{rest})."]
 
 
-def _why(fact: Mapping[str, Any]) -> str:
+def _why(fact: Fact) -> str:
     few = f"{fact.get('answered', 0):,} of {fact.get('asked', 0):,} answered, {fact.get('needed', 0):,} are needed"
-    return str(fact.get("unopened", few)).removesuffix(": nothing was opened")
+    return str(fact.get("aborted", few))
 
 
 # --- the section of the page ------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def section(about: About, facts: Facts) -> str:
     parts = []
     if isinstance(seen, Mapping) and seen:
         rows = "\n".join(
-            f"<tr><td>{escape(str(who))}</td><td>{_tagged(str(what))}</td></tr>" for who, what in seen.items()
+            f"<tr><td>{escape(str(who))}</td><td>{escape(str(what))}</td></tr>" for who, what in seen.items()
         )
         parts.append(f"<div class='wide'><table class='words'><tbody>\n{rows}\n</tbody></table></div>")
     parts.append(_account(about, facts))
@@ -326,18 +326,14 @@ def section(about: About, facts: Facts) -> str:
     if pipeline:
         parts.append(f"<h3>What happens to a party's vector</h3>\n{as_list(pipeline, 'plain')}")
     body = "\n".join(part for part in parts if part)
-    return f"<h2>Who sees what</h2>\n{body}" if body else ""
-
-
-def _tagged(what: str) -> str:
-    """Put a mark before a sentence about something that was only simulated."""
-    return f"{'<b class=tag>simulated</b> ' if 'simulat' in what else ''}{escape(what)}"
+    mark = " <b class=tag>simulated</b>" if simulated(about) else ""
+    return f"<h2>Who sees what{mark}</h2>\n{body}" if body else ""
 
 
 def _account(about: About, facts: Facts) -> str:
     planned = _planned(about)
     spent = accounts(about, facts)
-    if not spent and "words" not in planned:
+    if not spent and not {"epsilon_means", "words"} & planned.keys():
         return ""
     plan = float(planned.get("epsilon_planned", inf))
     least = in_epsilon(plan) if "epsilon_planned" in planned else "–"
@@ -345,6 +341,6 @@ def _account(about: About, facts: Facts) -> str:
         [a.words, in_epsilon(a.epsilon), "–" if a.tight is None else in_epsilon(a.tight),
          least if a.name == "epsilon" else "–"] for a in spent
     ]  # fmt: skip
-    rows = rows or [[str(planned["words"]), "–", "–", least]]
+    rows = rows or [[_means("epsilon", planned)[0], "–", "–", least]]
     head = ["what ε means here", "ε\u00a0spent", "tight\u00a0(PLD)", "if\u00a0all\u00a0rounds\u00a0are\u00a0run"]
-    return as_table(head, rows) + (f"\n<p class='soft'>{SIMULATED}</p>" if _simulated(about) else "")
+    return as_table(head, rows) + (f"\n<p class='soft'>{SIMULATED}</p>" if simulated(about) else "")

@@ -2,9 +2,21 @@
 
 from atoll.select.available import Always, Diurnal, Flaky, Trace
 from atoll.select.batches import Batches, LeastServed, Partition
-from atoll.select.sample import All, BySize, Count, InTurn, Over, Poisson, Uniform
+from atoll.select.sample import All, BySize, Count, Oversample, Poisson, RoundRobin, Uniform
 
 __all__ = [
-    "All", "Always", "Batches", "BySize", "Count", "Diurnal", "Flaky", "InTurn", "LeastServed", "Over", "Partition",
-    "Poisson", "Trace", "Uniform",
+    "All",
+    "Always",
+    "Batches",
+    "BySize",
+    "Count",
+    "Diurnal",
+    "Flaky",
+    "LeastServed",
+    "Oversample",
+    "Partition",
+    "Poisson",
+    "RoundRobin",
+    "Trace",
+    "Uniform",
 ]  # fmt: skip

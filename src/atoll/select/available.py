@@ -10,17 +10,23 @@ from typing import Protocol
 import numpy as np
 
 from atoll.core.effects import Cohort
+from atoll.core.given import Part
 from atoll.core.keys import uniform
 from atoll.core.tree import Array
 from atoll.core.wire import Mismatch
 
 
-class Availability(Protocol):
+class Availability(Part, Protocol):
     """Who is online in round t (None: everybody), and which share of the asked never answers."""
 
     @property
     def drop(self) -> float: ...
     def online(self, t: int, parties: int, seed: int) -> Cohort | None: ...
+
+    @property
+    def steady(self) -> bool:
+        """Whether everybody is online in every round."""
+        return False
 
 
 def lost(who: Cohort, drop: float, t: int, seed: int) -> Array:
@@ -40,10 +46,21 @@ def _check(drop: float) -> None:
 
 
 @dataclass(frozen=True)
-class Always:
-    """Everybody is online; a share `drop` of the asked is lost in each round."""
+class Always(Availability):
+    """All parties are online; a fraction `drop` of the asked parties does not answer.
+
+    Args:
+        drop: fraction of the asked parties that does not answer, at random in each round; 0 or more, below 1. Default
+            0.
+
+    Example:
+        >>> import atoll
+        >>> atoll.Always(drop=0.1).online(0, 5, seed=0) is None  # None: everybody
+        True
+    """
 
     drop: float = 0.0
+    steady = True
 
     def __post_init__(self) -> None:
         _check(self.drop)
@@ -53,8 +70,18 @@ class Always:
 
 
 @dataclass(frozen=True)
-class Flaky:
-    """Each party is online with this probability, independently in every round."""
+class Flaky(Availability):
+    """Each party is online with this probability, independently in every round.
+
+    Args:
+        probability: of being online, above 0 and at most 1. Default 0.8.
+        drop: fraction of the asked parties that does not answer; 0 or more, below 1. Default 0.
+
+    Example:
+        >>> import atoll
+        >>> 400 < len(atoll.Flaky(0.5).online(0, 1000, seed=0)) < 600
+        True
+    """
 
     probability: float = 0.8
     drop: float = 0.0
@@ -69,8 +96,22 @@ class Flaky:
 
 
 @dataclass(frozen=True)
-class Diurnal:
-    """Parties come and go with their day: online between `low` and `high` probability over `period` rounds."""
+class Diurnal(Availability):
+    """Parties follow a daily cycle: the probability of being online is between `low` and `high`, over `period` rounds.
+
+    Each party has its own time zone.
+
+    Args:
+        low: smallest probability of being online, above 0. Default 0.1.
+        high: largest probability of being online, at least `low` and at most 1. Default 0.4.
+        period: rounds of one day, 1 or more. Default 24.
+        drop: fraction of the asked parties that does not answer; 0 or more, below 1. Default 0.
+
+    Example:
+        >>> import atoll
+        >>> 50 < len(atoll.Diurnal(0.1, 0.4).online(0, 1000, seed=0)) < 450
+        True
+    """
 
     low: float = 0.1
     high: float = 0.4
@@ -92,8 +133,20 @@ class Diurnal:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """Read who is online from a CSV file with columns party,first,last: rounds (from 1) in which the party is there."""
+class Trace(Availability):
+    """Read who is online from a CSV file with columns party,first,last: the rounds, from 1, in which a party is online.
+
+    Args:
+        file: path of the CSV file; a first line that is not a number is a header. A party can have several lines.
+        drop: fraction of the asked parties that does not answer; 0 or more, below 1. Default 0.
+
+    Example:
+        >>> import atoll, pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp(), "trace.csv")
+        >>> _ = file.write_text("party,first,last")
+        >>> len(atoll.Trace(str(file)).online(0, 10, seed=0))
+        0
+    """
 
     file: str
     drop: float = 0.0

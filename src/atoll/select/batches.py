@@ -12,10 +12,10 @@ from math import comb, gcd
 
 import numpy as np
 
-from atoll.core.effects import Cohort
-from atoll.core.keys import rng
-from atoll.core.method import History, Pick, Roster
-from atoll.core.tree import Array
+from atoll.core.effects import Cohort, Replies
+from atoll.core.method import History, Pick, Population, Sampling, Select
+from atoll.core.tree import Array, Tree
+from atoll.core.world import World
 
 _MOST = 10_000_000  # numbers of a family that is written down
 
@@ -39,18 +39,26 @@ def family(parties: int, number: int, size: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Batches:
-    """Whole batches of `size` parties, cut once, `number` parties in all, the least served first; or nobody.
+class Batches(Select):
+    """Whole batches of `size` parties, fixed for the run, those that took part least first. A round can be empty.
 
-    The server learns sums over batches at best. `order="given"` cuts in the order of the parties, for batches by hand.
+    The server learns sums over batches at best (Multi-RoundSecAgg, So et al. 2023). Use it with a hidden sum.
+
+    Args:
+        number: parties in a round, a multiple of `size`. Default 12.
+        size: parties of a batch, 2 or more; it must divide the number of all parties. Default 4.
+        order: "shuffled" (the default) divides the parties at random, "given" in their own order.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.select.metrics import multi_round
+        >>> multi_round(atoll.Batches(8, 4), parties=40, rounds=50).privacy
+        4
     """
 
     number: int = 12
     size: int = 4
     order: str = "shuffled"
-    rate = None
-    counts = True
-    whole = True
 
     def __post_init__(self) -> None:
         if self.size < 2:
@@ -63,20 +71,42 @@ class Batches:
         _fits(parties, self.number, self.size)
         return self.number
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
-        _fits(len(roster.sizes), self.number, self.size)
-        batches = _cut(len(roster.sizes), self.size, seed if self.order == "shuffled" else None)
-        return _whole(batches, self.number, t, roster, history, seed)
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling(whole=True)
+
+    def start(self, population: Population) -> Tree:
+        return {"served": np.zeros(len(population.sizes), np.int64)}
+
+    def learn(self, memory: Tree, pick: Pick, replies: Replies) -> Tree:
+        return served(memory, pick)
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        _fits(len(population.sizes), self.number, self.size)
+        batches = _cut(len(population.sizes), self.size, world if self.order == "shuffled" else None)
+        return _whole(batches, self.number, t, population, memory, world)
 
 
 @dataclass(frozen=True)
-class Partition:
-    """Fixed groups of `number` parties, the least served that is whole; or nobody. Most private, and often nobody."""
+class Partition(Select):
+    """One fixed group of `number` parties, the complete group that took part least. A round can be empty.
+
+    This is the most private select over many rounds. A group with one party offline cannot take part.
+
+    Args:
+        number: parties of a group, 2 or more; it must divide the number of all parties. Default 10.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.select.metrics import multi_round
+        >>> multi_round(atoll.Partition(8), parties=40, rounds=50).privacy
+        8
+    """
 
     number: int = 10
-    rate = None
-    counts = True
-    whole = True
 
     def __post_init__(self) -> None:
         if self.number < 2:
@@ -86,18 +116,41 @@ class Partition:
         _fits(parties, self.number, self.number)
         return self.number
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
-        _fits(len(roster.sizes), self.number, self.number)
-        return _whole(_cut(len(roster.sizes), self.number, seed), self.number, t, roster, history, seed)
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling(whole=True)
+
+    def start(self, population: Population) -> Tree:
+        return {"served": np.zeros(len(population.sizes), np.int64)}
+
+    def learn(self, memory: Tree, pick: Pick, replies: Replies) -> Tree:
+        return served(memory, pick)
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        _fits(len(population.sizes), self.number, self.number)
+        return _whole(_cut(len(population.sizes), self.number, world), self.number, t, population, memory, world)
 
 
 @dataclass(frozen=True)
-class LeastServed:
-    """A fixed number of the parties that are online, the least served first, ties at random. Fair, and not private."""
+class LeastServed(Select):
+    """A fixed number of the parties that are online, those that took part least first, ties at random.
+
+    It has the smallest fairness gap and no privacy over many rounds.
+
+    Args:
+        number: parties in a round, 1 or more; if fewer are online, all of them. Default 10.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.select.metrics import multi_round
+        >>> multi_round(atoll.LeastServed(8), parties=40, rounds=50).fairness_gap
+        0.0
+    """
 
     number: int = 10
-    rate = None
-    counts = True
 
     def __post_init__(self) -> None:
         if self.number < 1:
@@ -106,40 +159,55 @@ class LeastServed:
     def expected(self, parties: int) -> int:
         return min(self.number, parties)
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
-        who = np.arange(len(roster.sizes)) if roster.online is None else roster.online
-        first = _least(who, _served(roster, history)[who], t, seed)[: self.number]
+    def start(self, population: Population) -> Tree:
+        return {"served": np.zeros(len(population.sizes), np.int64)}
+
+    def learn(self, memory: Tree, pick: Pick, replies: Replies) -> Tree:
+        return served(memory, pick)
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        who = np.arange(len(population.sizes)) if population.online is None else population.online
+        first = _least(who, _served(population, memory)[who], t, world)[: self.number]
         return Pick(np.sort(first))
 
 
 @lru_cache(maxsize=8)
-def _cut(parties: int, size: int, seed: int | None) -> Array:
+def _cut(parties: int, size: int, world: World | None) -> Array:
     """Return the batches, a row of parties each. They depend on nothing that changes during a run."""
-    order = np.arange(parties) if seed is None else rng(seed, "batch order").permutation(parties)
+    order = np.arange(parties) if world is None else world.public_rng("batch order").permutation(parties)
     order.flags.writeable = False  # one array for all rounds
     return order.reshape(-1, size)
 
 
-def _whole(batches: Array, number: int, t: int, roster: Roster, history: History, seed: int) -> Pick:
+def _whole(batches: Array, number: int, t: int, population: Population, memory: Tree, world: World) -> Pick:
     """Choose whole batches directly: the family of their unions may have millions of rows."""
-    there = np.full(len(roster.sizes), roster.online is None)
-    if roster.online is not None:
-        there[roster.online] = True
+    there = np.full(len(population.sizes), population.online is None)
+    if population.online is not None:
+        there[population.online] = True
     whole = np.nonzero(there[batches].all(axis=1))[0]
     wanted = number // batches.shape[1]
     if len(whole) < wanted:
         return Pick(np.arange(0))
-    served = _served(roster, history)[batches[whole]].min(axis=1)
-    return Pick(np.sort(batches[_least(whole, served, t, seed)[:wanted]], axis=None))
+    served = _served(population, memory)[batches[whole]].min(axis=1)
+    return Pick(np.sort(batches[_least(whole, served, t, world)[:wanted]], axis=None))
 
 
-def _served(roster: Roster, history: History) -> Array:
-    return np.zeros(len(roster.sizes), np.int64) if history.served is None else history.served
+def served(memory: Tree, pick: Pick) -> Tree:
+    """Count whom a round asked."""
+    return {"served": memory["served"] + np.bincount(pick.cohort, minlength=len(memory["served"]))}
 
 
-def _least(who: Cohort, served: Array, t: int, seed: int) -> Array:
+def _served(population: Population, memory: Tree) -> Array:
+    return memory["served"] if "served" in memory else np.zeros(len(population.sizes), np.int64)
+
+
+def _least(who: Cohort, served: Array, t: int, world: World) -> Array:
     """Sort by how often they were asked, ties at random."""
-    return who[np.lexsort((rng(seed, "batches", t).random(len(who)), served))]
+    return who[np.lexsort((world.public_rng("batches", t).random(len(who)), served))]
 
 
 def _divides(number: int, size: int) -> None:

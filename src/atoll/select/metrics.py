@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import comb
 from typing import NamedTuple
 
 import numpy as np
 
-from atoll.core.effects import Cohort
-from atoll.core.method import History, Pick, Roster, Select
+from atoll.core.effects import Cohort, Replies
+from atoll.core.method import History, Pick, Population, Select
 from atoll.core.tree import Array
+from atoll.core.world import World
 from atoll.select.available import Always, Availability, latency, lost
 from atoll.select.batches import family_size
 
@@ -44,20 +45,16 @@ def multi_round(
     """Play any selection against an availability, without training, and measure it."""
     if rounds < 1:
         raise ValueError(f"rounds={rounds}: play at least one round")
-    world = availability or Always()
+    there_is = availability or Always()
     matrix = np.zeros((rounds, parties), np.uint8)
     sizes = np.ones(parties, np.int64) if sizes is None else sizes
-    history = History(served=np.zeros(parties, np.int64) if getattr(select, "counts", False) else None)
+    memory, whole = select.start(Population(sizes)), select.sampling(parties).whole
     for t in range(rounds):
-        pick = select.pick(t, Roster(sizes, world.online(t, parties, seed)), history, seed)
-        there = _answering(pick, world.drop, t, seed)
-        if len(there) == len(pick.cohort) or not getattr(select, "whole", False):
+        pick = select.pick(t, Population(sizes, there_is.online(t, parties, seed)), History(t), memory, World(seed))
+        there = _answering(pick, there_is.drop, t, seed)
+        if len(there) == len(pick.cohort) or not whole:
             matrix[t, there] = 1
-        served = history.served
-        if served is not None:
-            served = served.copy()
-            served[pick.cohort] += 1
-        history = replace(history, t=t + 1, served=served)
+        memory = select.learn(memory, pick, Replies(there))
     often = matrix.sum(axis=0, dtype=np.int64)
     gap = float(often.max() - often.min()) / rounds
     return MultiRound(privacy(matrix), isolated(matrix), float(often.sum()) / rounds, gap, matrix)
@@ -66,9 +63,9 @@ def multi_round(
 def _answering(pick: Pick, drop: float, t: int, seed: int) -> Cohort:
     """Tell whose vectors are in the sum: who is not lost and, where some are enough, the fastest of them."""
     there = pick.cohort[~lost(pick.cohort, drop, t, seed)] if drop and len(pick.cohort) else pick.cohort
-    if pick.enough is None or len(there) <= pick.enough:
+    if pick.goal is None or len(there) <= pick.goal:
         return there
-    return there[np.argsort(latency(there, t, seed), kind="stable")[: pick.enough]]
+    return there[np.argsort(latency(there, t, seed), kind="stable")[: pick.goal]]
 
 
 def privacy(matrix: Array) -> int:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import numpy as np
 
-from atoll.core.effects import Cohort
-from atoll.core.keys import rng, uniform
-from atoll.core.method import History, Pick, Roster, Select
+from atoll.core.effects import Cohort, Replies
+from atoll.core.method import History, Pick, Population, Sampling, Select
+from atoll.core.tree import Tree
+from atoll.core.world import World
 
 
-def _choose(m: int, t: int, roster: Roster, seed: int) -> Pick:
-    chosen = rng(seed, "select", t).choice(len(roster), min(m, len(roster)), replace=False, shuffle=False)
-    return Pick(_named(np.sort(chosen), roster))
+def _choose(m: int, t: int, population: Population, world: World) -> Pick:
+    chosen = world.public_rng("select", t).choice(
+        len(population), min(m, len(population)), replace=False, shuffle=False
+    )
+    return Pick(_named(np.sort(chosen), population))
 
 
-def _named(at: Cohort, roster: Roster) -> Cohort:
-    return at if roster.online is None else roster.online[at]
-
-
-def asked(select: Any, parties: int) -> int:
-    """Say how many parties a select asks in a round: as many as it expects to hear, unless it says more."""
-    return int(select.asked(parties) if hasattr(select, "asked") else select.expected(parties))
+def _named(at: Cohort, population: Population) -> Cohort:
+    return at if population.online is None else population.online[at]
 
 
 def _some(number: int) -> None:
@@ -38,48 +35,68 @@ def _share(name: str, value: float) -> None:
 
 
 @dataclass(frozen=True)
-class All:
-    """Everybody who is online, every round."""
+class All(Select):
+    """All parties that are online, in every round.
 
-    rate = 1.0
-    sampling = "none"
+    Example:
+        >>> import atoll
+        >>> atoll.All().expected(100)
+        100
+    """
 
     def expected(self, parties: int) -> int:
         return parties
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
-        return Pick(_named(np.arange(len(roster)), roster))
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling("none", 1.0)
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        return Pick(_named(np.arange(len(population)), population))
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """A fixed fraction C of the parties, at least one, uniformly without replacement (McMahan's C)."""
+class Uniform(Select):
+    """A fixed fraction of all parties, at least one, uniformly without replacement (C of McMahan et al. 2017).
+
+    Args:
+        fraction: fraction of all parties, from 0 (one party) to 1. Default 0.1.
+
+    Example:
+        >>> import atoll
+        >>> atoll.Uniform(0.1).expected(200)
+        20
+    """
 
     fraction: float = 0.1
-    sampling = "fixed"
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"fraction={self.fraction}: a fraction is from 0 (one party) to 1")
 
-    @property
-    def rate(self) -> float | None:
-        return self.fraction
-
     def expected(self, parties: int) -> int:
         return max(round(self.fraction * parties), 1)
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
-        return _choose(self.expected(len(roster.sizes)), t, roster, seed)
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling("fixed", self.fraction)
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        return _choose(self.expected(len(population.sizes)), t, population, world)
 
 
 @dataclass(frozen=True)
-class Count:
-    """A fixed number of parties, uniformly without replacement."""
+class Count(Select):
+    """A fixed number of parties, uniformly without replacement.
+
+    Args:
+        number: parties in a round, 1 or more; if fewer are online, all of them. Default 10.
+
+    Example:
+        >>> import atoll
+        >>> atoll.Count(10).expected(200)
+        10
+    """
 
     number: int = 10
-    rate = None
-    sampling = "fixed"
 
     def __post_init__(self) -> None:
         _some(self.number)
@@ -87,16 +104,29 @@ class Count:
     def expected(self, parties: int) -> int:
         return min(self.number, parties)
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
-        return _choose(self.number, t, roster, seed)
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling("fixed")
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        return _choose(self.number, t, population, world)
 
 
 @dataclass(frozen=True)
-class InTurn:
-    """A fixed number of parties in turn, in an order that is drawn anew when all have had theirs."""
+class RoundRobin(Select):
+    """A fixed number of parties; every party once before any party twice, in an order that is drawn anew each time.
+
+    A party that is offline when it is due is not asked.
+
+    Args:
+        number: parties in a round, 1 or more. Default 10.
+
+    Example:
+        >>> import atoll
+        >>> atoll.RoundRobin(6).sampling(60).epoch  # rounds in which every party is due once
+        10
+    """
 
     number: int = 10
-    rate = None
 
     def __post_init__(self) -> None:
         _some(self.number)
@@ -104,24 +134,33 @@ class InTurn:
     def expected(self, parties: int) -> int:
         return min(self.number, parties)
 
-    def epoch(self, parties: int) -> int:
-        """Rounds in which every party has one turn."""
-        return -(-parties // self.number)
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling("other", epoch=-(-parties // self.number))  # rounds in which every party has one turn
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
-        parties = len(roster.sizes)
-        epoch, turn = divmod(t, self.epoch(parties))
-        order = rng(seed, "in turn", epoch).permutation(parties)
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        parties = len(population.sizes)
+        epoch, turn = divmod(t, -(-parties // self.number))
+        order = world.public_rng("in turn", epoch).permutation(parties)
         mine = np.sort(order[turn * self.number : (turn + 1) * self.number])
-        return Pick(mine if roster.online is None else np.intersect1d(mine, roster.online))
+        return Pick(mine if population.online is None else np.intersect1d(mine, population.online))
 
 
 @dataclass(frozen=True)
-class Poisson:
-    """Every party by its own coin of this rate: cohorts vary in size, privacy is amplified as accountants assume."""
+class Poisson(Select):
+    """Include each party independently with probability `rate`: cohorts vary in size, as accountants assume.
+
+    A round can be empty.
+
+    Args:
+        rate: probability of each party, above 0 and at most 1. Default 0.1.
+
+    Example:
+        >>> import atoll
+        >>> atoll.Poisson(0.2).expected(60)
+        12
+    """
 
     rate: float = 0.1
-    sampling = "poisson"
 
     def __post_init__(self) -> None:
         _share("rate", self.rate)
@@ -129,18 +168,30 @@ class Poisson:
     def expected(self, parties: int) -> int:
         return max(round(self.rate * parties), 1)
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling("poisson", self.rate, varies=True)
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
         # How many heads, then who: the same distribution as a coin each, at the cost of the cohort only.
-        heads = int(rng(seed, "poisson", t).binomial(len(roster), self.rate))
-        return _choose(heads, t, roster, seed) if heads else Pick(np.arange(0))
+        heads = int(world.public_rng("poisson", t).binomial(len(population), self.rate))
+        return _choose(heads, t, population, world) if heads else Pick(np.arange(0))
 
 
 @dataclass(frozen=True)
-class BySize:
-    """A fixed number of parties, without replacement, drawn with odds in proportion to their number of samples."""
+class BySize(Select):
+    """A fixed number of parties, without replacement, with probabilities proportional to their number of samples.
+
+    Args:
+        number: parties in a round, 1 or more; if fewer are online, all of them. Default 10.
+
+    Example:
+        >>> import atoll
+        >>> job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), atoll.BySize(5), atoll.Channel([atoll.Average()]))
+        >>> job.select.expected(100)
+        5
+    """
 
     number: int = 10
-    rate = None
 
     def __post_init__(self) -> None:
         _some(self.number)
@@ -148,26 +199,36 @@ class BySize:
     def expected(self, parties: int) -> int:
         return min(self.number, parties)
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
-        who = np.arange(len(roster.sizes)) if roster.online is None else roster.online
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        who = np.arange(len(population.sizes)) if population.online is None else population.online
         # Efraimidis and Spirakis: the smallest of Exp(1)/weight are a weighted sample without replacement.
-        race = -np.log1p(-uniform(seed, "by size", t, who)) / roster.sizes[who]
+        race = -np.log1p(-world.public_uniform("by size", t, who)) / population.sizes[who]
         m = min(self.number, len(who))
         return Pick(np.sort(who[np.argpartition(race, m - 1)[:m]])) if m else Pick(np.arange(0))
 
 
 @dataclass(frozen=True)
-class Over:
-    """Ask more parties than are needed and go on when enough have answered (1.3: 130 %)."""
+class Oversample(Select):
+    """Ask more parties than `select` picks; the round ends when as many as it picked have answered.
+
+    Args:
+        select: which parties, and how many answers a round needs. Selects of whole batches are refused.
+        factor: parties that are asked for each answer that is needed, 1.0 or more. Default 1.3.
+
+    Example:
+        >>> import atoll
+        >>> select = atoll.Oversample(atoll.Count(10), factor=1.5)
+        >>> select.expected(100), select.asked(100)
+        (10, 15)
+    """
 
     select: Select
     factor: float = 1.3
-    rate = None
 
     def __post_init__(self) -> None:
-        if getattr(self.select, "counts", False):
+        if self.select.exact:
             name = type(self.select).__name__
-            raise ValueError(f"Over({name}): parties outside of its own choice would be asked; use {name} alone")
+            raise ValueError(f"Oversample({name}): parties outside of its own choice would be asked; use {name} alone")
         if self.factor < 1:
             raise ValueError(f"factor={self.factor}: over-selection asks at least as many as are needed, 1.0 or more")
 
@@ -175,15 +236,23 @@ class Over:
         return self.select.expected(parties)
 
     def asked(self, parties: int) -> int:
-        """Parties that are asked where so many are expected to be heard."""
-        return self._more(asked(self.select, parties), parties)
+        return self._more(self.select.asked(parties), parties)
 
     def _more(self, goal: int, parties: int) -> int:
         return min(ceil(goal * self.factor), parties)
 
-    def pick(self, t: int, roster: Roster, history: History, seed: int) -> Pick:
-        goal = self.select.pick(t, roster, history, seed).cohort
-        extra = self._more(len(goal), len(roster)) - len(goal)
-        rest = np.setdiff1d(_named(np.arange(len(roster)), roster), goal, assume_unique=True)
-        more = rng(seed, "over", t).choice(rest, extra, replace=False) if extra > 0 else goal[:0]
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling(varies=self.select.sampling(parties).varies)
+
+    def start(self, population: Population) -> Tree:
+        return self.select.start(population)
+
+    def learn(self, memory: Tree, pick: Pick, replies: Replies) -> Tree:
+        return self.select.learn(memory, pick, replies)
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        goal = self.select.pick(t, population, history, memory, world).cohort
+        extra = self._more(len(goal), len(population)) - len(goal)
+        rest = np.setdiff1d(_named(np.arange(len(population)), population), goal, assume_unique=True)
+        more = world.public_rng("over", t).choice(rest, extra, replace=False) if extra > 0 else goal[:0]
         return Pick(np.sort(np.concatenate([goal, more])), len(goal))

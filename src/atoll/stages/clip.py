@@ -8,16 +8,31 @@ from math import sqrt
 import numpy as np
 
 from atoll.core.tree import Array
-from atoll.core.wire import About, Codec, Heard, Memory, Mismatch, Wire, as_was
+from atoll.core.wire import Codec, Coded, DecodeContext, EncodeContext, Mismatch, Stage, StageMemory, Wire, as_was
 
 
 @dataclass(frozen=True)
-class Clip:
-    """Scale a vector down to at most this L2 norm. Proves: l2. A vector that is not finite becomes zero.
+class Clip(Stage):
+    """Scale a vector down to at most this L2 norm. A vector that is not finite becomes zero.
 
-    With `quantile` the norm moves towards that quantile of the parties' norms, by `rate` a round (Andrew et al. 2021):
-    vectors then travel in units of the norm, with two more numbers from which the server learns, under the same noise
-    as the rest, what fraction was short enough.
+    With `quantile` the norm adapts to that quantile of the parties' norms (Andrew et al. 2021). Vectors are then sent
+    in units of the norm, with two more numbers. From these the server learns, under the same noise as the rest, which
+    fraction of the vectors was not clipped.
+
+    Proves: a bound of the L2 norm.
+    Needs: real numbers that no earlier stage has weighted or compressed.
+
+    Args:
+        norm: the largest L2 norm, above 0; with `quantile` the norm of the first round.
+        quantile: the quantile of the parties' norms to adapt to, between 0 and 1; 0.5 is the median. Default: the norm
+            is constant.
+        rate: the learning rate of the norm, above 0; each round multiplies it by at most exp(rate). Default 0.2.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_stage
+        >>> check_stage(atoll.Clip(1.5)).l2
+        1.5
     """
 
     norm: float
@@ -35,40 +50,39 @@ class Clip:
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         if wire.weighted:
             raise Mismatch("Clip() after Weigh() would clip the weight too: put Clip() first, or use Average()")
-        if wire.ring is not None:
-            raise Mismatch("Clip() needs real vectors: put it before the stage that makes integers of them")
-        if wire.form is not None:
-            raise Mismatch("Clip() after a stage that compresses would scale what was written: put Clip() first")
+        wire.need_real("Clip()")
+        wire.need_unwritten("Clip()", "scale what was written")
         return self._constant(wire) if self.quantile is None else self._adaptive(wire, self.quantile)
 
     def _constant(self, wire: Wire) -> tuple[Wire, Codec]:
-        def encode(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
+        def encode(x: Array, memory: StageMemory, about: EncodeContext) -> Coded:
             rows, clipped = clip(x, self.norm)
-            return rows, {**memory, "fact.clipped": clipped}
+            return Coded(rows, memory, {"clipped": clipped})
 
         return replace(wire, l2=self.norm), Codec(encode, as_was)
 
     def _adaptive(self, wire: Wire, quantile: float) -> tuple[Wire, Codec]:
         # The larger the two numbers, the better the fraction is known, and the more noise the rest gets: with ten
         # over the cohort, noise of one norm leaves it known to 5 %.
-        unit = min(10 / wire.cohort, 0.25)
+        unit = min(10 / wire.total.cohort, 0.25)
 
-        def encode(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
-            norm = float(about.told.get("norm", self.norm))
+        def encode(x: Array, memory: StageMemory, about: EncodeContext) -> Coded:
+            norm = float(about.stage_state.get("norm", self.norm))
             rows = np.empty((x.shape[0], x.shape[1] + 2), x.dtype)
             rows[:, :-2], clipped = clip(x / x.dtype.type(norm), 1.0)
             safe = unit * (1 - 8 * np.finfo(x.dtype).eps)
             rows[:, -2], rows[:, -1] = safe * (1 - 2 * clipped), safe
-            return rows, {**memory, "fact.clipped": clipped}
+            return Coded(rows, memory, {"clipped": clipped})
 
-        def decode(x: Array, memory: Memory, heard: Heard) -> tuple[Array, Memory]:
+        def decode(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
             norm = float(memory["norm"])
             short = 0.5 + 0.5 * np.clip(x[-2] / max(abs(x[-1]), np.finfo(x.dtype).tiny), -1, 1)
             after = norm * np.exp(-self.rate * (float(short) - quantile))
-            return x[:-2] * x.dtype.type(norm), {"norm": np.float64(after), "fact.clip_norm": norm}
+            return Coded(x[:-2] * x.dtype.type(norm), {"norm": np.float64(after)}, {"clip_norm": norm})
 
         bound = sqrt(1 + 2 * unit**2)
-        after = replace(wire, size=wire.size + 2, beside=wire.beside + 2, l2=bound, shapes=())
+        after = wire.of_size(wire.row.size + 2, bound)
+        after = replace(after, row=replace(after.row, aux=wire.row.aux + 2))
         return after, Codec(encode, decode, {"norm": np.float64(self.norm)}, ("norm",))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod, sqrt
 from typing import NamedTuple
@@ -12,11 +12,11 @@ import numpy as np
 
 from atoll.core.keys import uniform
 from atoll.core.tree import Array
-from atoll.core.wire import About, Codec, Heard, Mismatch, Wire
-from atoll.stages.forms import Address, common, compressing, real, steady, tail
+from atoll.core.wire import Codec, DecodeContext, EncodeContext, Mismatch, Stage, Wire
+from atoll.stages.encodings import Address, common, compressing, real, steady
 
 
-class Leaf(NamedTuple):
+class MatrixSlot(NamedTuple):
     """One array of the vector as a matrix, and how many numbers of it travel."""
 
     number: int
@@ -34,13 +34,25 @@ class Leaf(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LowRank:
-    """Project every matrix of the model on `rank` random directions, drawn anew each round and the same for all.
+class LowRank(Stage):
+    """Project every matrix of the model on `rank` random directions, new in each round and the same for all parties.
 
-    Konečný et al. 2016 with a common basis: of a matrix with m rows, the longer side, rank rows travel. Lists of
-    numbers and small matrices travel as they are. It is linear, so sums, rings, masks and noise work on what is sent.
-    With `feedback` a party adds what was projected away to its next vector, and the bound is erased; without, the
-    bound stays.
+    This is the method of Konečný et al. 2016 with a common basis: of a matrix with m rows (its longer side) `rank` rows
+    are sent. Vectors and small matrices are sent unchanged. The projection is linear, so sums, rings, masks and noise
+    work on what is sent.
+
+    Proves: nothing new; without feedback it keeps the norm bound.
+    Needs: the arrays of the model, so it comes before stages that flatten them.
+
+    Args:
+        rank: rows that are sent of each matrix, 1 or more. Default 4.
+        feedback: whether a party adds what was projected away to its next vector. This removes the norm bound. Default
+            true.
+
+    Example:
+        >>> import atoll
+        >>> atoll.LowRank(rank=8, feedback=False)
+        LowRank(rank=8, feedback=False)
     """
 
     rank: int = 4
@@ -52,49 +64,49 @@ class LowRank:
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         real(wire, "LowRank()")
-        if sum(map(prod, wire.shapes)) != wire.size:
+        if sum(map(prod, wire.row.shapes)) != wire.row.size:
             raise Mismatch(
                 "LowRank() needs the shapes of the model's arrays, which an earlier stage has dissolved: "
                 "put LowRank() before RandomK(), Rotate() and others that change the vector's size"
             )
         if self.feedback:
             steady(wire, "LowRank(feedback=True)")
-        shapes = wire.shapes[:-1] if tail(wire) else wire.shapes
+        shapes = wire.row.shapes[: len(wire.row.shapes) - wire.tail]  # each number of the tail is an array of its own
         leaves = [_leaf(number, shape, self.rank) for number, shape in enumerate(shapes)]
         size = sum(leaf.sent for leaf in leaves)
 
-        def project(y: Array, about: About | Heard) -> Array:
+        def project(y: Array, about: EncodeContext | DecodeContext) -> Array:
             out = [_project(part, leaf, about) for leaf, part in _parts(y, leaves, [leaf.size for leaf in leaves])]
             return np.concatenate(out, axis=1)
 
-        def lift(y: Array, about: About | Heard) -> Array:
+        def lift(y: Array, about: EncodeContext | DecodeContext) -> Array:
             out = [_lift(part, leaf, about) for leaf, part in _parts(y, leaves, [leaf.sent for leaf in leaves])]
             return np.concatenate(out, axis=1)
 
         # What rounding can add to a product of matrices, at worst.
         longest = max((max(leaf.rows, leaf.columns) for leaf in leaves if leaf.rank), default=0)
-        slack = 1 + longest * sqrt(self.rank) * float(np.finfo(wire.dtype).eps)
+        slack = 1 + longest * sqrt(self.rank) * float(np.finfo(wire.row.dtype).eps)
         l2 = None if self.feedback or wire.l2 is None else wire.l2 * slack
-        after = replace(wire, size=size + tail(wire), l2=l2, shapes=())
+        after = wire.of_size(size + wire.tail, l2)
         return after, compressing(wire, self.feedback, project, lift)
 
 
-def _leaf(number: int, shape: tuple[int, ...], rank: int) -> Leaf:
+def _leaf(number: int, shape: tuple[int, ...], rank: int) -> MatrixSlot:
     """See an array as the matrix that is nearest to a square, cut between two of its axes."""
     sides = [(prod(shape[:cut]), prod(shape[cut:])) for cut in range(1, len(shape))]
     rows, columns = min(sides, key=max, default=(prod(shape), 1))
     compressed = len(shape) > 1 and rank < max(rows, columns)
-    return Leaf(number, rows, columns, rank if compressed else 0)
+    return MatrixSlot(number, rows, columns, rank if compressed else 0)
 
 
-def _parts(y: Array, leaves: list[Leaf], sizes: list[int]) -> Iterator[tuple[Leaf, Array]]:
+def _parts(y: Array, leaves: list[MatrixSlot], sizes: list[int]) -> Iterator[tuple[MatrixSlot, Array]]:
     start = 0
     for leaf, size in zip(leaves, sizes, strict=True):
         yield leaf, y[:, start : start + size]
         start += size
 
 
-def _project(part: Array, leaf: Leaf, about: About | Heard) -> Array:
+def _project(part: Array, leaf: MatrixSlot, about: EncodeContext | DecodeContext) -> Array:
     if not leaf.rank:
         return part
     basis = _basis(common("low rank", about), leaf, part.dtype.name)
@@ -103,7 +115,7 @@ def _project(part: Array, leaf: Leaf, about: About | Heard) -> Array:
     return short.reshape(len(part), -1)
 
 
-def _lift(part: Array, leaf: Leaf, about: About | Heard) -> Array:
+def _lift(part: Array, leaf: MatrixSlot, about: EncodeContext | DecodeContext) -> Array:
     if not leaf.rank:
         return part
     basis = _basis(common("low rank", about), leaf, part.dtype.name)
@@ -115,7 +127,7 @@ def _lift(part: Array, leaf: Leaf, about: About | Heard) -> Array:
 
 
 @lru_cache(maxsize=32)
-def _basis(address: Address, leaf: Leaf, dtype: str) -> Array:
+def _basis(address: Address, leaf: MatrixSlot, dtype: str) -> Array:
     """Draw orthonormal columns, uniformly among all."""
     m = max(leaf.rows, leaf.columns)
     u, v = uniform(*address, leaf.number, np.arange(2 * m * leaf.rank)).reshape(2, m, leaf.rank)

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
 import numpy as np
 
-from atoll.core.keys import rng
 from atoll.core.tree import Array
-from atoll.core.wire import About, Codec, Form, Mismatch, Wire
-from atoll.stages.forms import Beside, Levels, Plain, Signs, Sparse, compressing, real, steady, tail, written
+from atoll.core.wire import Codec, EncodeContext, Encoding, Mismatch, Stage, Wire
+from atoll.stages.encodings import (
+    Levels,
+    Plain,
+    Signs,
+    SparseEncoding,
+    WithTail,
+    compressing,
+    real,
+    steady,
+    written,
+)
 
 SCALES = ("mean", "drive")
 
 
 @dataclass(frozen=True)
-class Quantise:
-    """Round every number at random to a level of its row's scale, so that the mean is kept (QSGD, by the maximum).
+class Quantise(Stage):
+    """Round every number at random to a level of its row's scale, without bias (QSGD with the maximum norm).
 
-    `bits` a number, sign included; with one bit it is plus or minus the maximum. After TopK() only what was chosen is
-    written. A bound grows by what rounding can add.
+    Proves: an encoding of `bits` bits for each number; a norm bound grows by what rounding can add.
+    Needs: real numbers. After TopK() only the chosen numbers are written. It does not work with Ring() and hidden sums.
+
+    Args:
+        bits: bits for each number, 1 to 16, the sign included. With 1 bit a number becomes plus or minus the maximum.
+            Default 8.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_stage
+        >>> wire = check_stage(atoll.Quantise(4))
+        >>> wire.row.encoding.bytes(1000)  # 4 bits for each number, and the step
+        504
     """
 
     bits: int = 8
@@ -32,20 +51,19 @@ class Quantise:
             raise ValueError(f"Quantise(bits={self.bits}): from 1 to 16 bits a number")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
-        inner = wire.form.form if isinstance(wire.form, Beside) else wire.form
-        chosen = inner if isinstance(inner, Sparse) and isinstance(inner.values, Plain) else None
-        real(replace(wire, form=None) if chosen else wire, "Quantise()", writes=True)
+        inner = wire.row.encoding.encoding if isinstance(wire.row.encoding, WithTail) else wire.row.encoding
+        chosen = inner if isinstance(inner, SparseEncoding) and isinstance(inner.values, Plain) else None
+        real(replace(wire, row=replace(wire.row, encoding=None)) if chosen else wire, "Quantise()", writes=True)
         if self.bits == 1 and chosen:
             raise Mismatch("Quantise(bits=1) has no zero, which most numbers are after TopK(): use bits=2 or more")
-        form: Form = Signs(wire.dtype) if self.bits == 1 else Levels(self.bits, wire.dtype)
+        encoding: Encoding = Signs(wire.row.dtype) if self.bits == 1 else Levels(self.bits, wire.row.dtype)
 
         def change(y: Array, about: Any) -> Array:
             return np.stack([self._row(row, _toss(about, k, len(row))) for k, row in enumerate(y)])
 
-        after = replace(
-            wire, form=written(Sparse(chosen.k, form) if chosen else form, wire),
-            l2=None if wire.l2 is None else self._bound(wire.l2, chosen.k if chosen else wire.size, wire.dtype),
-        )  # fmt: skip
+        size = chosen.k if chosen else wire.row.size
+        l2 = None if wire.l2 is None else self._bound(wire.l2, size, wire.row.dtype)
+        after = replace(written(wire, SparseEncoding(chosen.k, encoding) if chosen else encoding), l2=l2)
         return after, compressing(wire, False, change)
 
     def _row(self, row: Array, toss: Array) -> Array:
@@ -68,12 +86,23 @@ class Quantise:
 
 
 @dataclass(frozen=True)
-class Sign:
-    """Send the sign of every number, one bit, and one size for all of a row's. Zero counts as plus.
+class Sign(Stage):
+    """Send the sign of every number, one bit, and one magnitude for all numbers of a vector. Zero counts as plus.
 
-    The size is the "mean" of the absolute values (EF-signSGD), which with `feedback` converges: what was not said is
-    added to the party's next vector. After Rotate() and without feedback "drive" keeps the mean right (DRIVE,
-    Vargaftik et al. 2021): the squares' sum over that of the absolute values.
+    Proves: an encoding of one bit for each number. Without feedback the norm bound stays; "drive" multiplies it by √d.
+    Needs: real numbers. It does not work with Ring() and hidden sums.
+
+    Args:
+        feedback: whether a party adds the error to its next vector. This removes the norm bound. Default true.
+        scale: the magnitude. "mean" (the default): the mean of the absolute values, which converges with feedback
+            (EF-signSGD). "drive": the sum of squares over the sum of absolute values, which is unbiased after Rotate()
+            and without feedback (Vargaftik et al. 2021).
+
+    Example:
+        >>> import atoll
+        >>> channel = atoll.Channel([atoll.Average(), atoll.Rotate(), atoll.Sign(feedback=False, scale="drive")])
+        >>> len(channel.stages)
+        3
     """
 
     feedback: bool = True
@@ -92,7 +121,7 @@ class Sign:
         real(wire, "Sign()", writes=True)
         if self.feedback:
             steady(wire, "Sign(feedback=True)")
-        after = replace(wire, form=written(Signs(wire.dtype), wire), l2=self._bound(wire))
+        after = replace(written(wire, Signs(wire.row.dtype)), l2=self._bound(wire))
         return after, compressing(wire, self.feedback, self._change)
 
     def _change(self, y: Array, about: Any) -> Array:
@@ -112,8 +141,8 @@ class Sign:
         if self.feedback or wire.l2 is None:
             return None
         # Cauchy and Schwarz: the mean is at most the length over √d, and "drive" at most the largest number.
-        longest = 1.0 if self.scale == "mean" else sqrt(wire.size - tail(wire))
-        return float(wire.l2 * longest * (1 + 4 * np.finfo(wire.dtype).eps))
+        longest = 1.0 if self.scale == "mean" else sqrt(wire.row.size - wire.tail)
+        return float(wire.l2 * longest * (1 + 4 * np.finfo(wire.row.dtype).eps))
 
 
 def _step(most: float, bits: int, dtype: str) -> float:
@@ -127,7 +156,8 @@ def _step(most: float, bits: int, dtype: str) -> float:
     return min(max(step, float(kind.tiny)), largest)
 
 
-def _toss(about: About, k: int, count: int) -> Array:
-    if about.seed is None:
-        return np.frombuffer(os.urandom(4 * count), np.uint32) * 2.0**-32
-    return rng(about.seed, "quantise", about.t, int(about.me[k])).random(count, np.float32)
+def _toss(about: EncodeContext, k: int, count: int) -> Array:
+    source = about.world.private("quantise", about.t, int(about.me[k]))
+    if source.secret:
+        return source.words(count, "uint32") * 2.0**-32
+    return source.generator().random(count, np.float32)

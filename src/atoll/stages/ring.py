@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import sqrt
@@ -10,17 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from atoll.core.keys import draw
 from atoll.core.tree import Array
-from atoll.core.wire import About, Codec, Heard, Memory, Mismatch, Wire
+from atoll.core.wire import Codec, Coded, DecodeContext, EncodeContext, Mismatch, RingBounds, Stage, StageMemory, Wire
+from atoll.core.world import World
 
 
 @dataclass(frozen=True)
-class Ring:
-    """Write each number with this many bits as an integer modulo 2^width, rounding at random. Proves: ring, l2.
+class Ring(Stage):
+    """Round each number at random to an integer of `bits` bits, modulo 2^width, for hidden sums.
 
-    The range is the bound before it, so it stands after Clip(). Sums are exact as long as they fit: the width leaves
-    room for the cohort.
+    The range is the norm bound of the stage before it. Sums are exact: a cohort for which the ring is too small is
+    refused.
+
+    Proves: integers of a ring; a norm bound in steps of the ring.
+    Needs: a norm bound, so it comes after Clip(), and with weights after Weigh(max_weight=…).
+
+    Args:
+        bits: bits of one party's number, the sign included: 2 to 30, with `width` 64 to 48. Default 16.
+        width: bits of the ring, 32 or 64. Default 32.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_stage
+        >>> check_stage(atoll.Ring(bits=16), first=(atoll.Clip(1.0),)).row.dtype
+        'uint32'
     """
 
     bits: int = 16
@@ -35,37 +47,32 @@ class Ring:
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         if wire.ring is not None:
             raise Mismatch("Ring() stands after another stage that makes integers: keep one")
-        if wire.form is not None:
+        if wire.row.encoding is not None:
             raise Mismatch("Ring() cannot add up vectors that were compressed one by one: use RandomK() or LowRank()")
-        if wire.l2 is None:
-            why = "noise of each party's own" if wire.noise else "nothing"
-            raise Mismatch(
-                f"Ring() needs to know how large a number can be, and {why} bounds it: put Clip(norm) before it "
-                "(and with weights, Weigh(most=…))"
-            )
+        l2 = wire.need_bound("Ring()", "the size of its steps")
         top = 2 ** (self.bits - 1) - 1
-        scale = top / wire.l2
-        if wire.most * top >= 2 ** (self.width - 1):
-            fits = self.width - 1 - wire.most.bit_length()
+        scale = top / l2
+        if wire.total.max_cohort * top >= 2 ** (self.width - 1):
+            fits = self.width - 1 - wire.total.max_cohort.bit_length()
             raise Mismatch(
-                f"{wire.cohort:,} numbers of {self.bits} bits do not fit into the ring 2^{self.width}: "
+                f"{wire.total.cohort:,} numbers of {self.bits} bits do not fit into the ring 2^{self.width}: "
                 f"use Ring(bits={max(fits, 2)}) or Ring(width=64)"
             )
-        bound = _after_rounding(top, wire.size)
+        bound = _after_rounding(top, wire.row.size)
         whole = np.dtype(f"int{self.width}")
-        real = np.dtype(wire.dtype) if self.bits <= 20 else np.dtype(np.float64)  # of which a step is a small part
+        real = np.dtype(wire.row.dtype) if self.bits <= 20 else np.dtype(np.float64)  # of which a step is a small part
 
-        def encode(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
-            whose = [(about.seed, about.t, me) for me in about.me.tolist()]
+        def encode(x: Array, memory: StageMemory, about: EncodeContext) -> Coded:
+            whose = [(about.world, about.t, me) for me in about.me.tolist()]
             rows = [_round(a.astype(real, copy=False), scale, whole, bound, b) for a, b in zip(x, whose, strict=True)]
-            return (rows[0][None] if len(rows) == 1 else np.stack(rows)).view(f"u{whole}"), memory
+            return Coded((rows[0][None] if len(rows) == 1 else np.stack(rows)).view(f"u{whole}"), memory)
 
-        def decode(x: Array, memory: Memory, heard: Heard) -> tuple[Array, Memory]:
-            return (signed(x) / scale).astype(wire.dtype), memory
+        def decode(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
+            return Coded((signed(x) / scale).astype(wire.row.dtype), memory)
 
         after = replace(
-            wire, dtype=f"u{whole}", ring=2**self.width, l2=bound, shapes=(),
-            peak=float(top), span=float(wire.most * top),
+            wire, row=replace(wire.row, dtype=f"u{whole}", shapes=()), l2=bound,
+            ring=RingBounds(2**self.width, float(top), float(wire.total.max_cohort * top)),
         )  # fmt: skip
         return after, Codec(encode, decode)
 
@@ -80,16 +87,15 @@ def _after_rounding(length: float, size: int) -> float:
     return min(length + sqrt(size), sqrt(length**2 + size / 4 + length + sqrt(size) / 2))
 
 
-def _round(row: Array, scale: float, whole: np.dtype[Any], bound: float, address: tuple[int | None, int, int]) -> Array:
+def _round(row: Array, scale: float, whole: np.dtype[Any], bound: float, whose: tuple[World, int, int]) -> Array:
     """Scale, and round up or down at random so that the mean is kept; again, should the vector be beyond its bound."""
-    from atoll.compiled import jax_library
+    from atoll.jit import jax_library
 
-    seed, t, me = address
+    world, t, me = whose
     for again in range(1000):
-        if seed is None:
-            toss = np.frombuffer(os.urandom(2 * len(row)), np.uint16)
-        else:
-            toss = draw(seed, "ring", t, me, again).view(np.uint32)  # a key, from which 16 bits a number are made
+        source = world.private("ring", t, me, again)
+        key = source.key()  # from which 16 bits a number are made
+        toss = source.words(len(row), "uint16") if key is None else key.view(np.uint32)
         with jax_library().enable_x64(whole.itemsize == 8 or row.itemsize == 8):
             out = np.asarray(_rounder()(row, row.dtype.type(scale), toss, whole=whole.name))
         # NumPy adds in pairs: the sum of squares is off by some ten units in the last place at most.
@@ -101,7 +107,7 @@ def _round(row: Array, scale: float, whole: np.dtype[Any], bound: float, address
 @lru_cache(maxsize=1)
 def _rounder() -> Any:
     """Compile it: one pass over the vector instead of eight."""
-    from atoll.compiled import jax_library
+    from atoll.jit import jax_library
     from atoll.privacy.normal import hashed
 
     jax = jax_library()

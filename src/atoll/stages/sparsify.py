@@ -9,16 +9,27 @@ import numpy as np
 
 from atoll.core.keys import draw
 from atoll.core.tree import Array
-from atoll.core.wire import About, Codec, Heard, Wire
-from atoll.stages.forms import Address, Plain, Sparse, common, compressing, real, steady, tail, written
+from atoll.core.wire import Codec, DecodeContext, EncodeContext, Stage, Wire
+from atoll.stages.encodings import Address, Plain, SparseEncoding, common, compressing, real, steady, written
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Stage):
     """Send the largest numbers of a vector, this fraction of them, each with its position.
 
-    With `feedback` a party adds what it did not send to its next vector (Karimireddy et al. 2019), so nothing is lost
-    for good; the bound is, since a vector may come with the rest of an earlier one. Without, the bound stays.
+    Proves: an encoding of the chosen numbers and their positions; without feedback it keeps the norm bound.
+    Needs: real numbers. It does not work with Ring() and hidden sums.
+
+    Args:
+        fraction: fraction of the numbers that is sent, above 0 and at most 1. Default 0.01.
+        feedback: whether a party adds what it did not send to its next vector (Karimireddy et al. 2019). This removes
+            the norm bound, because a vector can contain the rest of an earlier one. Default true.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_stage
+        >>> check_stage(atoll.TopK(0.1, feedback=False), first=(atoll.Clip(1.0),)).l2
+        1.0
     """
 
     fraction: float = 0.01
@@ -31,22 +42,35 @@ class TopK:
         real(wire, "TopK()", writes=True)
         if self.feedback:
             steady(wire, "TopK(feedback=True)")
-        k = _count(self.fraction, wire.size - tail(wire))
+        k = _count(self.fraction, wire.row.size - wire.tail)
 
-        def largest(y: Array, about: About | Heard) -> Array:
+        def largest(y: Array, about: EncodeContext | DecodeContext) -> Array:
             return np.stack([_largest(row, k) for row in y])
 
-        after = replace(wire, form=written(Sparse(k, Plain(wire.dtype)), wire), l2=None if self.feedback else wire.l2)
+        after = replace(written(wire, SparseEncoding(k, Plain(wire.row.dtype))), l2=None if self.feedback else wire.l2)
         return after, compressing(wire, self.feedback, largest)
 
 
 @dataclass(frozen=True)
-class RandomK:
-    """Send this fraction of the numbers, drawn anew each round and the same for all parties: no position travels.
+class RandomK(Stage):
+    """Send this fraction of the numbers, drawn anew each round and the same for all parties: no position is sent.
 
-    It is linear, so sums, rings, masks and noise work on what is sent. With `feedback` a party adds what it did not
-    send to its next vector, and the bound is erased. Without, the bound stays and the server multiplies by
-    size / k, so that the mean over rounds is right.
+    The choice is linear, so sums, rings, masks and noise work on what is sent. Without feedback the server multiplies
+    by size / k, so that the mean over rounds is unbiased.
+
+    Proves: nothing new; without feedback it keeps the norm bound.
+    Needs: real numbers.
+
+    Args:
+        fraction: fraction of the numbers that is sent, above 0 and at most 1. Default 0.1.
+        feedback: whether a party adds what it did not send to its next vector. This removes the norm bound. Default
+            true.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_stage
+        >>> check_stage(atoll.RandomK(0.5, feedback=False), first=(atoll.Clip(1.0),)).l2
+        1.0
     """
 
     fraction: float = 0.1
@@ -59,18 +83,18 @@ class RandomK:
         real(wire, "RandomK()")
         if self.feedback:
             steady(wire, "RandomK(feedback=True)")
-        size = wire.size - tail(wire)
+        size = wire.row.size - wire.tail
         k = _count(self.fraction, size)
 
-        def pick(y: Array, about: About | Heard) -> Array:
+        def pick(y: Array, about: EncodeContext | DecodeContext) -> Array:
             return y[:, _chosen(common("random k", about), size, k)]
 
-        def spread(y: Array, about: About | Heard) -> Array:
+        def spread(y: Array, about: EncodeContext | DecodeContext) -> Array:
             whole = np.zeros((len(y), size), y.dtype)
             whole[:, _chosen(common("random k", about), size, k)] = y
             return whole
 
-        after = replace(wire, size=k + tail(wire), shapes=(), l2=None if self.feedback else wire.l2)
+        after = wire.of_size(k + wire.tail, None if self.feedback else wire.l2)
         return after, compressing(wire, self.feedback, pick, spread, 1.0 if self.feedback else size / k)
 
 

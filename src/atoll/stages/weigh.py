@@ -1,62 +1,89 @@
-"""How a sum becomes a mean: by examples, or one party one voice."""
+"""How a sum becomes a mean: weighted by examples, or unweighted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
+from typing import Literal
 
 import numpy as np
 
 from atoll.core.tree import Array
-from atoll.core.wire import About, Codec, Heard, Memory, Mismatch, Wire, as_is
+from atoll.core.wire import Codec, Coded, DecodeContext, EncodeContext, Mismatch, Stage, StageMemory, Wire, as_is
 
 
 @dataclass(frozen=True)
-class Weigh:
+class Weigh(Stage):
     """Weigh each vector by its party's number of examples, so that the sum decodes to the weighted mean.
 
-    Sends (w·x, w). Proves: mean. Erases the bound, since a weight has none; with `most` no weight counts for more than
-    that, and what a Clip() has bounded stays bounded (by √2 of it: the weight travels, and is hidden, like the rest).
+    It sends (w·x, w), where w is the number of examples. The weight is hidden or noised like the rest of the vector.
+
+    Proves: the decoded sum is a mean. Without `max_weight` it removes the norm bound. With it, a bound of Clip() stays,
+    √2 times as large.
+    Needs: real numbers, and no other Weigh() or Average().
+
+    Args:
+        max_weight: the largest weight that counts, in examples, above 0. Default: no limit.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_stage
+        >>> round(check_stage(atoll.Weigh(max_weight=100), first=(atoll.Clip(1.0),)).l2, 4)
+        1.4142
     """
 
-    most: float | None = None
+    max_weight: float | None = None
 
     def __post_init__(self) -> None:
-        if self.most is not None and not self.most > 0:
-            raise ValueError(f"Weigh(most={self.most}): the largest weight that counts is positive")
+        if self.max_weight is not None and not self.max_weight > 0:
+            raise ValueError(f"Weigh(max_weight={self.max_weight}): the largest weight that counts is positive")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         _once(wire, "Weigh()")
-        bounded = self.most is not None and wire.l2 is not None
+        bounded = self.max_weight is not None and wire.l2 is not None
         unit = wire.l2 if bounded and wire.l2 is not None else 1.0
+        shapes = (*wire.row.shapes, (1,)) if wire.row.shapes else ()
         after = replace(
-            wire, size=wire.size + 1, l2=sqrt(2) * unit if bounded else None, mean=True, fixed=bounded, weighted=True,
-            shapes=(*wire.shapes, (1,)) if wire.shapes else (),
+            wire, row=replace(wire.row, size=wire.row.size + 1, shapes=shapes), l2=sqrt(2) * unit if bounded else None,
+            total=replace(wire.total, divisor="weights", hides_count=bounded),
         )  # fmt: skip
 
-        def encode(x: Array, memory: Memory, about: About) -> tuple[Array, Memory]:
-            weight = about.weight if self.most is None else np.minimum(about.weight, self.most) / self.most
+        def encode(x: Array, memory: StageMemory, about: EncodeContext) -> Coded:
+            weight = (
+                about.weight if self.max_weight is None else np.minimum(about.weight, self.max_weight) / self.max_weight
+            )
             rows = np.empty((x.shape[0], x.shape[1] + 1), x.dtype)
             np.multiply(x, weight[:, None], out=rows[:, :-1])
             # A unit in the last place below the bound: rounding must not carry the pair over it.
             rows[:, -1] = weight * (unit * (1 - 8 * np.finfo(x.dtype).eps) if bounded else 1.0)
-            return rows, memory
+            return Coded(rows, memory)
 
-        def decode(x: Array, memory: Memory, heard: Heard) -> tuple[Array, Memory]:
-            return x[:-1] / max(x[-1] / x.dtype.type(unit), np.finfo(x.dtype).tiny), memory
+        def decode(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
+            return Coded(x[:-1] / max(x[-1] / x.dtype.type(unit), np.finfo(x.dtype).tiny), memory)
 
         return after, Codec(encode, decode)
 
 
 @dataclass(frozen=True)
-class Average:
-    """Give every party one voice: the sum decodes to the plain mean. Proves: mean.
+class Average(Stage):
+    """Unweighted mean: each party counts equally.
 
-    `by` says what the sum is divided by: the number of "answers", or the number "expected", which does not tell who
-    came: noise that is to hide a party needs the latter.
+    Proves: the decoded sum is a mean; the norm bound stays.
+    Needs: real numbers, and no other Weigh() or Average().
+
+    Args:
+        by: what the sum is divided by: the number of "answers" (the default), or the number "expected". The latter does
+            not depend on who answered, as noise that protects parties requires.
+
+    Example:
+        >>> import atoll
+        >>> from atoll.testing import check_stage
+        >>> wire = check_stage(atoll.Average("expected"), first=(atoll.Clip(1.0),))
+        >>> wire.mean, wire.l2
+        (True, 1.0)
     """
 
-    by: str = "answers"
+    by: Literal["answers", "expected"] = "answers"
 
     def __post_init__(self) -> None:
         if self.by not in ("answers", "expected"):
@@ -66,16 +93,15 @@ class Average:
         _once(wire, "Average()")
         fixed = self.by == "expected"
 
-        def decode(x: Array, memory: Memory, heard: Heard) -> tuple[Array, Memory]:
-            return x / (wire.cohort if fixed else heard.n), memory
+        def decode(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
+            return Coded(x / (wire.total.cohort if fixed else context.n), memory)
 
-        return replace(wire, mean=True, fixed=fixed), Codec(as_is, decode)
+        return replace(wire, total=replace(wire.total, divisor=self.by, hides_count=fixed)), Codec(as_is, decode)
 
 
 def _once(wire: Wire, name: str) -> None:
     if wire.mean:
         raise Mismatch(f"{name} stands after another Weigh() or Average(), so the mean would be taken twice: keep one")
-    if wire.ring is not None:
-        raise Mismatch(f"{name} needs real vectors: put it before the stage that makes integers of them")
-    if wire.form is not None and name == "Weigh()":
-        raise Mismatch("Weigh() after a stage that compresses would scale what was written: put Weigh() first")
+    wire.need_real(name)
+    if name == "Weigh()":
+        wire.need_unwritten(name, "scale what was written")

@@ -18,7 +18,8 @@ from typing import Any
 
 import psutil
 
-from atoll.runtimes.network.roster import line_of, new_key
+import spawn
+from atoll.runtimes.network.trust.roster import line_of, new_key
 
 ATOLL = "from atoll.cli import main; main()"
 ALL = '"all"'
@@ -62,7 +63,7 @@ class Cluster:
     ) -> subprocess.Popen[str]:
         command = [*before, sys.executable, "-c", code, *args]
         with (self.folder / log).open("a") as out:
-            process = subprocess.Popen(
+            process = spawn.start(
                 command, cwd=self.folder, stdout=out, stderr=out, text=True, env={**os.environ, **(environment or {})}
             )
         self.processes.append(process)
@@ -131,7 +132,7 @@ class Cluster:
 
     def newest(self) -> int:
         """The round of the newest checkpoint, -1 if there is none."""
-        return max((int(path.stem) for path in (self.run / "keep").glob("*.safetensors")), default=-1)
+        return max((int(path.stem) for path in (self.run / "checkpoints").glob("*.safetensors")), default=-1)
 
     def model(self) -> bytes:
         return (self.run / "model.safetensors").read_bytes()

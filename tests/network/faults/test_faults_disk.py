@@ -28,7 +28,7 @@ def whole(federation: Cluster) -> int:
     """How many checkpoints there are; each of them can be read."""
     from safetensors.numpy import load_file
 
-    paths = sorted((federation.run / "keep").glob("*.safetensors"))
+    paths = sorted((federation.run / "checkpoints").glob("*.safetensors"))
     for path in paths:
         assert int(load_file(path)["t"]) == int(path.stem)
     return len(paths)
@@ -124,14 +124,16 @@ def garble(path: Path, chance: random.Random) -> None:
 
 
 def newest(federation: Cluster) -> Path:
-    return max((federation.run / "keep").glob("*.safetensors"))
+    return max((federation.run / "checkpoints").glob("*.safetensors"))
 
 
 TORN: dict[str, Callable[[Cluster, random.Random], None]] = {
     "the newest checkpoint is cut": lambda f, chance: cut(newest(f), chance),
     "the newest checkpoint is empty": lambda f, chance: newest(f).write_bytes(b""),
     "the newest checkpoint is garbled": lambda f, chance: garble(newest(f), chance),
-    "a part of a checkpoint lies about": lambda f, chance: (f.run / "keep" / "00000099.part").write_bytes(b"\0" * 99),
+    "a part of a checkpoint lies about": lambda f, chance: (f.run / "checkpoints" / "00000099.part").write_bytes(
+        b"\0" * 99
+    ),
     "a fact is torn": lambda f, chance: cut_line(f.run / "facts.jsonl"),
     "an answer nobody knows lies about": lambda f, chance: (f.run / "answers" / "1-0-x").write_bytes(b"\0" * 99),
 }

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from cluster import Cluster, job
 
-from atoll.runtimes.network.roster import Member, load_key, new_key
-from atoll.runtimes.network.tls import certificate, split
+from atoll.runtimes.network.trust.roster import NamedIdentity, load_key, new_key
+from atoll.runtimes.network.trust.tls import certificate, split
 
 pytest.importorskip("grpc")
 
@@ -48,7 +48,7 @@ def memory(process: psutil.Process) -> Iterator[Callable[[], float]]:
         thread.join()
 
 
-def context_of(member: Member, folder: Path) -> ssl.SSLContext:
+def context_of(member: NamedIdentity, folder: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

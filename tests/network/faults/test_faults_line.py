@@ -15,6 +15,8 @@ import pytest
 from cluster import ATOLL, Cluster, job, undisturbed
 from proxy import Proxy
 
+import spawn
+
 pytest.importorskip("grpc")
 
 ROUNDS = 40
@@ -179,7 +181,7 @@ def test_a_line_that_hardly_works(
 @pytest.fixture
 def network() -> Iterator[list[str]]:
     """A network of its own for processes that are started with these words before their command."""
-    keeper = subprocess.Popen(["unshare", "-n", "sleep", "1000"], stderr=subprocess.PIPE)
+    keeper = spawn.start(["unshare", "-n", "sleep", "1000"], stderr=subprocess.PIPE)
     enter = ["nsenter", "-t", str(keeper.pid), "-n"]
     time.sleep(0.5)
     try:
@@ -230,7 +232,7 @@ PARROT = (
 import random, sys
 from collections import Counter
 from atoll.crypto.keys import Refused
-from atoll.runtimes.network.message import Receipt, read_envelope
+from atoll.runtimes.network.messages.envelope import Receipt, read_envelope
 from atoll.runtimes.network.transport import PartyTransport
 
 once, sent, heard, chance = PartyTransport.push, [], Counter(), random.Random(0)

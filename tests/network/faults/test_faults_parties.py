@@ -94,7 +94,7 @@ def test_how_soon_killed_parties_are_missed(cluster: Callable[..., Cluster], fig
 
 @pytest.mark.nightly
 def test_three_of_ten_are_slow(cluster: Callable[..., Cluster], figure: Figure) -> None:
-    select = '{ use = "over", select = { use = "count", number = 7 }, factor = 1.3 }'
+    select = '{ use = "oversample", select = { use = "count", number = 7 }, factor = 1.3 }'
     federation = cluster(job(ENDLESS, parties=10, select=select), parties=10)
     federation.serve()
     parties = federation.join_all()

@@ -24,9 +24,9 @@ from cluster import ATOLL, Cluster, job, undisturbed
 
 pytest.importorskip("grpc")
 
-from atoll.runtimes.network.calls import Times
-from atoll.runtimes.network.tls import ServerSide
+from atoll.runtimes.network.messages.calls import Times
 from atoll.runtimes.network.transport import ServerTransport
+from atoll.runtimes.network.trust.tls import ServerTLS
 
 ROUNDS = 500  # a twentieth of a second each: so many that ten kills fall into a run
 EVENTS = {"create": 0x100, "written": 0x8, "renamed": 0x80, "removed": 0x200}  # of inotify
@@ -58,7 +58,7 @@ def kill(cluster: Cluster, chance: random.Random, how: str) -> str | None:
         server = cluster.serve()
         if how == "write":
             how = chance.choice(list(EVENTS))
-            with watched(cluster.run / "keep", how) as happened:
+            with watched(cluster.run / "checkpoints", how) as happened:
                 for _ in range(chance.randrange(1, 15)):
                     happened(20.0)
         else:
@@ -81,7 +81,7 @@ def test_a_server_that_dies_in_a_handshake_is_not_one_that_refuses(federation: A
             dying.close()
         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         line.close()
-    side = ServerSide(federation.hub, federation.roster)
+    side = ServerTLS(federation.hub, federation.roster)
     federation.server = ServerTransport(address, side, federation.service)
     federation.server.start()
     calling.join(30)
@@ -125,13 +125,13 @@ def test_a_hundred_kills(cluster: Callable[..., Cluster], figure: Callable[[str]
     assert max(ready) <= 5.0
 
 
-# A server that kills itself when a method of its hall has done its work, the moment its `said` fits.
+# A server that kills itself when a method of its hub has done its work, the moment its `said` fits.
 DIES = (
     """
 import os, signal
-from atoll.runtimes.network.hall import Hall
+from atoll.runtimes.network.server.hub import Hub
 
-once = Hall.{0}
+once = Hub.{0}
 
 def dies(self, said):
     done = once(self, said)
@@ -139,7 +139,7 @@ def dies(self, said):
         os.kill(os.getpid(), signal.SIGKILL)
     return done
 
-Hall.{0} = dies
+Hub.{0} = dies
 """
     + ATOLL
 )
@@ -155,7 +155,10 @@ NOISY = """stages = [
 
 
 # A party that rounds by address, so that the same round gives the same integers: what differs then is the masks.
-SEEDED = "from atoll.join import join; join.__kwdefaults__['seeded'] = True; " + ATOLL
+SEEDED = (
+    "from atoll.core.world import World; from atoll.runtimes.network.party.join import join; "
+    "join.__kwdefaults__['world'] = World.rehearsed; " + ATOLL
+)
 
 
 def interrupted(federation: Cluster, method: str, when: str, code: str = ATOLL) -> None:
@@ -182,14 +185,14 @@ def sent_twice(federation: Cluster, what: str) -> list[list[dict[str, Any]]]:
 def test_a_secure_sum_cut_short_has_other_masks(cluster: Callable[..., Cluster], step: str, gone: bool) -> None:
     text = job(4, parties=4) + SECURE
     federation = cluster(text, parties=4)
-    interrupted(federation, "ask", ANSWERED.format(f"secure.{step}"), SEEDED)
+    interrupted(federation, "ask", ANSWERED.format(f"train/secure.{step}"), SEEDED)
     if gone:  # what was masked for four must not be sent again for three
         federation.processes[-1].kill()
         federation.processes[-1].wait(10)
     federation.ends(federation.serve("--parties", str(4 - gone)))
     rounds = {fact["round"]: fact["answered"] for fact in federation.facts("round")}
     assert rounds == {1: 4, 2: 4, 3: 4 - gone, 4: 4 - gone}
-    for k, lines in enumerate(sent_twice(federation, "secure.masked")[: 4 - gone]):
+    for k, lines in enumerate(sent_twice(federation, "train/secure.masked")[: 4 - gone]):
         before, after = lines
         assert before["sha256"] != after["sha256"]
         assert len(list((federation.folder / f"party-{k}" / "spent").glob("*.spent"))) == 2  # sessions
@@ -200,9 +203,9 @@ def test_a_secure_sum_cut_short_has_other_masks(cluster: Callable[..., Cluster],
 @pytest.mark.nightly
 def test_noise_of_a_party_is_drawn_again(cluster: Callable[..., Cluster]) -> None:
     federation = cluster(job(4) + NOISY % "local")
-    interrupted(federation, "ask", ANSWERED.format("contribute"))
+    interrupted(federation, "ask", ANSWERED.format("train/contribute"))
     federation.ends(federation.serve())
-    for before, after in sent_twice(federation, "contribute"):
+    for before, after in sent_twice(federation, "train/contribute"):
         assert before["sha256"] != after["sha256"]
         assert before["epsilon"] < after["epsilon"]  # both have left, and both are paid for
 
@@ -213,8 +216,8 @@ def test_noise_of_the_server_is_drawn_again(cluster: Callable[..., Cluster]) -> 
     federation = cluster(job(4) + NOISY % "central")
     interrupted(federation, "note", MERGED)
     federation.ends(federation.serve())
-    for before, after in sent_twice(federation, "contribute"):
+    for before, after in sent_twice(federation, "train/contribute"):
         assert before["sha256"] == after["sha256"]
-    moved = [fact["moved"] for fact in federation.facts("round") if fact["round"] == CUT + 1]
+    moved = [fact["update_norm"] for fact in federation.facts("round") if fact["round"] == CUT + 1]
     assert len(moved) == 2
     assert moved[0] != moved[1]

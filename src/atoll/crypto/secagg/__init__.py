@@ -5,14 +5,14 @@ side, provided that the parties know each other's identity keys from elsewhere. 
 that it tells nothing by itself (add noise for that), or that nobody sees who took part.
 """
 
-from atoll.crypto.keys import Identity
-from atoll.crypto.secagg.client import Client
-from atoll.crypto.secagg.messages import Plan, decode, encode, message_sizes
-from atoll.crypto.secagg.policy import STEPS, Abort, Party, Policy, Spent, SpentHere
-from atoll.crypto.secagg.rehearse import Facts, Rehearsed, answer, bytes_sent, rehearse
-from atoll.crypto.secagg.server import Server, Total
+from atoll.crypto.keys import Abort, Identity
+from atoll.crypto.records import encode
+from atoll.crypto.secagg.client import SecureClient
+from atoll.crypto.secagg.messages import SecurePlan, bytes_sent, decode, message_sizes
+from atoll.crypto.secagg.policy import STEPS, Participant, SecurePolicy, Spent, SpentHere, SpentRecord
+from atoll.crypto.secagg.server import SecureServer
 
 __all__ = [
-    "STEPS", "Abort", "Client", "Facts", "Identity", "Party", "Plan", "Policy", "Rehearsed", "Server", "Spent",
-    "SpentHere", "Total", "answer", "bytes_sent", "decode", "encode", "message_sizes", "rehearse",
+    "STEPS", "Abort", "Identity", "Participant", "SecureClient", "SecurePlan", "SecurePolicy", "SecureServer", "Spent",
+    "SpentHere", "SpentRecord", "bytes_sent", "decode", "encode", "message_sizes",
 ]  # fmt: skip

@@ -16,15 +16,16 @@ import msgspec
 import numpy as np
 
 from atoll.crypto import graph, shamir
-from atoll.crypto.keys import KEY, Pair, Refused, agree, derive, open_sealed, refuse_if, seal, verify
+from atoll.crypto.keys import KEY, Abort, Pair, Refused, agree, derive, open_sealed, refuse_if, seal, verify
 from atoll.crypto.mask import Integers, add_mask, pack
+from atoll.crypto.records import encode
 from atoll.crypto.secagg.messages import (
     Advert,
     Boxes,
     Bundle,
     Masked,
     Opened,
-    Plan,
+    SecurePlan,
     Signatures,
     Signed,
     Survivors,
@@ -32,19 +33,18 @@ from atoll.crypto.secagg.messages import (
     adverts_digest,
     commit,
     decode,
-    encode,
     survivors_statement,
 )  # fmt: skip
-from atoll.crypto.secagg.policy import STEPS, Abort, Party
+from atoll.crypto.secagg.policy import STEPS, Participant
 
-State = Literal["advertise", "share", "masked", "consistent", "unmask", "over"]
+Step = Literal["advertise", "share", "masked", "consistent", "unmask", "over"]
 
 
-class Memory(msgspec.Struct, frozen=True):
+class RoundState(msgspec.Struct, frozen=True):
     """All that a party keeps between two messages; `state` is the message it may send next."""
 
-    state: State = "advertise"
-    plan: Plan | None = None
+    state: Step = "advertise"
+    plan: SecurePlan | None = None
     c: bytes = b""
     s: bytes = b""
     seed: bytes = b""
@@ -54,25 +54,23 @@ class Memory(msgspec.Struct, frozen=True):
     survivors: list[int] = []
 
     def __repr__(self) -> str:
-        return f"Memory(state={self.state!r})"
+        return f"RoundState(state={self.state!r})"
 
 
-OVER = Memory("over")
+OVER = RoundState("over")
 
 
-def share_key(plan: Plan, secret: bytes, i: int, j: int) -> bytes:
+def share_key(plan: SecurePlan, secret: bytes, i: int, j: int) -> bytes:
     """The key under which i seals shares for j."""
-    return derive(secret, purpose="share", session=plan.session, round_no=plan.round, i=i, j=j,
-                  model=plan.model, name=plan.name, width=plan.width)  # fmt: skip
+    return derive(secret, purpose="share", context=plan.digest, i=i, j=j)
 
 
-def mask_key(plan: Plan, secret: bytes, i: int, j: int) -> bytes:
-    """The key of the mask between i and j. The model is in it: masks made for two models do not cancel."""
-    return derive(secret, purpose="mask", session=plan.session, round_no=plan.round, i=min(i, j), j=max(i, j),
-                  model=plan.model, name=plan.name, width=plan.width)  # fmt: skip
+def mask_key(plan: SecurePlan, secret: bytes, i: int, j: int) -> bytes:
+    """The key of the mask between i and j. The whole plan is in it: masks made for two plans do not cancel."""
+    return derive(secret, purpose="mask", context=plan.digest, i=min(i, j), j=max(i, j))
 
 
-def others(plan: Plan, adverts: list[Advert], me: int) -> list[int]:
+def others(plan: SecurePlan, adverts: list[Advert], me: int) -> list[int]:
     """Who shares with this party: everybody else, or its neighbours on a ring that the adverts decide."""
     ids = [a.id for a in adverts]
     if plan.neighbours == 0:
@@ -80,19 +78,19 @@ def others(plan: Plan, adverts: list[Advert], me: int) -> list[int]:
     return list(graph.around(me, graph.ring(ids, adverts_digest(adverts)), plan.neighbours))
 
 
-class Client:
+class SecureClient:
     """One party in one round."""
 
-    def __init__(self, party: Party) -> None:
+    def __init__(self, party: Participant) -> None:
         self.party = party
         self.expansions = 0
-        self._memory = Memory()
+        self._memory = RoundState()
 
     def __repr__(self) -> str:
-        return f"Client(id={self.party.id}, state={self.state!r})"
+        return f"SecureClient(id={self.party.id}, state={self.state!r})"
 
     @property
-    def state(self) -> State:
+    def state(self) -> Step:
         return self._memory.state
 
     def dump(self) -> bytes:
@@ -100,14 +98,14 @@ class Client:
         return msgspec.msgpack.encode(self._memory)
 
     @classmethod
-    def load(cls, data: bytes, party: Party) -> Client:
+    def load(cls, data: bytes, party: Participant) -> SecureClient:
         """A party as it was dumped. What it did after the dump is in its record, and is not done twice."""
         client = cls(party)
-        client._memory = msgspec.msgpack.decode(data, type=Memory)
+        client._memory = msgspec.msgpack.decode(data, type=RoundState)
         return client
 
     @contextmanager
-    def _at(self, state: State) -> Iterator[None]:
+    def _at(self, state: Step) -> Iterator[None]:
         """Do one message, or end the round."""
         try:
             was = self._memory.state
@@ -120,40 +118,57 @@ class Client:
             self._memory = OVER
             raise
 
-    def _spend(self, plan: Plan) -> None:
+    def _spend(self, plan: SecurePlan) -> None:
         # Before the message exists outside: a crash in between costs this party the round, never its secrets.
-        self.party.spent.spend(plan.session, plan.round, STEPS.index(self.state))
+        self.party.spent.spend(plan.terms.session, plan.terms.t, STEPS.index(self.state))
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> SecurePlan:
         assert self._memory.plan is not None
         return self._memory.plan
 
-    def advertise(self, plan: bytes, *, model: bytes) -> bytes:
-        """Message 0: hold the plan against the policy and the model at hand; make the keys of this round."""
+    def answer(self, step: str, message: bytes, x: Integers) -> bytes:
+        """Answer any message but the first."""
+        match step:
+            case "share":
+                return self.share(message)
+            case "masked":
+                return self.masked(message, x)
+            case "consistent":
+                return self.consistent(message)
+            case _:
+                return self.unmask(message)
+
+    def advertise(self, plan: bytes, *, t: int, model: bytes) -> bytes:
+        """Message 0: hold the plan against what this party agreed to, its policy and the model at hand; make keys.
+
+        `t` is the round and `model` the hash of the question that came with the plan.
+        """
         with self._at("advertise"):
-            me, parties = self.party, len(self.party.roster)
-            proposed = decode(Plan, plan, parties)
-            me.policy.check_plan(proposed, model)
-            spent = me.spent.last(proposed.session)[0]
-            refuse_if(proposed.round <= spent, f"round {proposed.round}: round {spent} was already spent", Abort)
+            me = self.party
+            proposed = decode(SecurePlan, plan, len(me.agreed.members))
+            me.agreed.check(proposed.terms, t)
+            me.agreed.check_asked(proposed.terms, me.id, model)
+            me.policy.check_plan(proposed)
+            spent = me.spent.last(proposed.terms.session)[0]
+            refuse_if(t <= spent, f"round {t}: round {spent} was already spent", Abort)
             c, s, seed = Pair.new(), Pair.new(), secrets.token_bytes(KEY)
             promise = commit(proposed, me.id, seed)
             signature = me.identity.sign(advert_statement(proposed, me.id, c.public, s.public, promise))
             mine = Advert(me.id, c.public, s.public, promise, signature)
-            self._memory = Memory("share", proposed, c.secret, s.secret, seed, [mine])
+            self._memory = RoundState("share", proposed, c.secret, s.secret, seed, [mine])
             return encode(mine)
 
     def share(self, bundle: bytes) -> bytes:
         """Message 1: check everybody's keys; deal shares of the mask key and of the seed."""
         with self._at("share"):
             plan, me, memory = self._plan(), self.party, self._memory
-            adverts = decode(Bundle, bundle, len(me.roster)).adverts
+            adverts = decode(Bundle, bundle, len(plan.terms.cohort)).adverts
             self._check_adverts(plan, adverts)
             near = others(plan, adverts, me.id)
             # In the complete graph a party holds a share of its own, as the threshold of all n counts it.
             holders = sorted([*near, me.id]) if plan.neighbours == 0 else near
             xs = [j + 1 for j in holders]
-            keys, seeds = shamir.split(memory.s, xs, plan.t), shamir.split(memory.seed, xs, plan.t)
+            keys, seeds = shamir.split(memory.s, xs, plan.threshold), shamir.split(memory.seed, xs, plan.threshold)
             dealt = {j: keys[j + 1] + seeds[j + 1] for j in holders}
             public, c = {a.id: a.c for a in adverts}, Pair.of(memory.c)
             boxes = [(j, self._seal(plan, c, public[j], j, dealt[j])) for j in near]
@@ -164,24 +179,23 @@ class Client:
             )  # fmt: skip
             return encode(Boxes(boxes))
 
-    def _check_adverts(self, plan: Plan, adverts: list[Advert]) -> None:
+    def _check_adverts(self, plan: SecurePlan, adverts: list[Advert]) -> None:
         me, ids = self.party, [a.id for a in adverts]
         refuse_if(ids != sorted(set(ids)), "the adverts are not in ascending order, each party once", Abort)
         mine = next((a for a in adverts if a.id == me.id), None)
         refuse_if(mine != self._memory.adverts[0], f"party {me.id}: its own advert is missing or changed", Abort)
-        keys = [key for a in adverts for key in (a.c, a.s)]
+        keys, asked = [key for a in adverts for key in (a.c, a.s)], set(plan.terms.cohort)
         refuse_if(len(set(keys)) < len(keys), "one key is advertised twice", Abort)
         for a in adverts:
-            known = me.roster.get(a.id)
-            refuse_if(known is None, f"party {a.id} is not in the roster", Abort)
+            refuse_if(a.id not in asked, f"party {a.id} was not asked for this sum", Abort)
             said = advert_statement(plan, a.id, a.c, a.s, a.commitment)
-            valid = verify(known or b"", said, a.signature)
+            valid = verify(me.agreed.roster.get(a.id, b""), said, a.signature)
             refuse_if(not valid, f"party {a.id}: its advert is not signed by it for this plan", Abort)
         me.policy.check_cohort(plan, len(adverts))
 
-    def _seal(self, plan: Plan, c: Pair, theirs: bytes, j: int, text: bytes) -> bytes:
+    def _seal(self, plan: SecurePlan, c: Pair, theirs: bytes, j: int, text: bytes) -> bytes:
         key = share_key(plan, _agree(c, theirs, j), self.party.id, j)
-        return seal(key, text, session=plan.session, round_no=plan.round, i=self.party.id, j=j)
+        return seal(key, text, context=plan.digest, i=self.party.id, j=j)
 
     def masked(self, boxes: bytes, x: Integers) -> bytes:
         """Message 2: open the shares of the others; send the vector under its own mask and those of all pairs."""
@@ -191,8 +205,9 @@ class Client:
             refuse_if(
                 x.dtype != dtype or x.shape != (plan.size,), f"a {x.dtype} array of {x.shape} for the plan", Abort
             )
-            shares = memory.shares | self._open(plan, decode(Boxes, boxes, len(me.roster)).boxes)
-            refuse_if(len(shares) < plan.t, f"shares of {len(shares)} parties: {plan.t} are needed", Abort)
+            shares = memory.shares | self._open(plan, decode(Boxes, boxes, len(plan.terms.cohort)).boxes)
+            few = len(shares) < plan.threshold
+            refuse_if(few, f"shares of {len(shares)} parties: {plan.threshold} are needed", Abort)
             y, s = x.copy(), Pair.of(memory.s)
             public = {a.id: a.s for a in memory.adverts}
             for j in shares:
@@ -205,7 +220,7 @@ class Client:
             self._memory = msgspec.structs.replace(memory, state="consistent", shares=shares, s=b"", seed=b"")
             return encode(Masked(pack(y, plan.bits)))
 
-    def _open(self, plan: Plan, boxes: list[tuple[int, bytes]]) -> dict[int, bytes]:
+    def _open(self, plan: SecurePlan, boxes: list[tuple[int, bytes]]) -> dict[int, bytes]:
         me, memory = self.party, self._memory
         senders = [j for j, _ in boxes]
         refuse_if(senders != sorted(set(senders)), "the shares are not in ascending order, each party once", Abort)
@@ -214,14 +229,14 @@ class Client:
         public, c, out = {a.id: a.c for a in memory.adverts}, Pair.of(memory.c), {}
         for j, box in boxes:
             key = share_key(plan, _agree(c, public[j], j), j, me.id)
-            out[j] = open_sealed(key, box, session=plan.session, round_no=plan.round, i=j, j=me.id)
+            out[j] = open_sealed(key, box, context=plan.digest, i=j, j=me.id)
         return out
 
     def consistent(self, survivors: bytes) -> bytes:
         """Message 3: sign whose vectors are said to have arrived, once."""
         with self._at("consistent"):
             plan, me, memory = self._plan(), self.party, self._memory
-            ids = decode(Survivors, survivors, len(me.roster)).ids
+            ids = decode(Survivors, survivors, len(plan.terms.cohort)).ids
             refuse_if(ids != sorted(set(ids)), "the survivors are not in ascending order, each party once", Abort)
             refuse_if(me.id not in ids, f"party {me.id} is not among the survivors, though it sent its vector", Abort)
             # Of parties that are no neighbours only the advert is known; of neighbours, whether they dealt shares.
@@ -229,7 +244,8 @@ class Client:
             dead = dead & set(memory.holders) if plan.neighbours else dead
             unknown = set(ids) - ({a.id for a in memory.adverts} - dead)
             refuse_if(bool(unknown), f"survivors {sorted(unknown)[:5]} never dealt shares", Abort)
-            least = max(me.policy.least(len(memory.adverts)), 0 if plan.neighbours else plan.t)
+            least = max(me.policy.least(len(memory.adverts)), me.policy.noise_floor)
+            least = least if plan.neighbours else max(least, plan.threshold)
             refuse_if(len(ids) < least, f"{len(ids)} survivors: {least} are needed", Abort)
             said = survivors_statement(plan, adverts_digest(memory.adverts), ids)
             self._spend(plan)
@@ -240,7 +256,7 @@ class Client:
         """Message 4: when enough others signed the same survivors, give one share for each party and be done."""
         with self._at("unmask"):
             plan, me, memory = self._plan(), self.party, self._memory
-            signed = decode(Signatures, signatures, len(me.roster)).signatures
+            signed = decode(Signatures, signatures, len(plan.terms.cohort)).signatures
             signers = [j for j, _ in signed]
             refuse_if(signers != sorted(set(signers)), "the signatures are not in ascending order, each once", Abort)
             may = set(memory.survivors) & set(memory.holders) - {me.id}
@@ -248,10 +264,11 @@ class Client:
             refuse_if(bool(strangers), f"signatures of {sorted(strangers)[:5]}: none were expected of them", Abort)
             said = survivors_statement(plan, adverts_digest(memory.adverts), memory.survivors)
             for j, signature in signed:
-                valid = verify(me.roster[j], said, signature)
+                valid = verify(me.agreed.roster[j], said, signature)
                 refuse_if(not valid, f"party {j} has not signed the survivors that party {me.id} was told of", Abort)
             count = len(signed) + (me.id in memory.holders)
-            refuse_if(count < plan.t, f"{count} signatures under the survivors: {plan.t} are needed", Abort)
+            few = count < plan.threshold
+            refuse_if(few, f"{count} signatures under the survivors: {plan.threshold} are needed", Abort)
             alive, cut = set(memory.survivors), shamir.SHARE
             shares = [(j, both[cut:] if j in alive else both[:cut]) for j, both in sorted(memory.shares.items())]
             self._spend(plan)

@@ -4,52 +4,43 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from atoll.crypto.keys import KEY, NONCE, PROTOCOL, SIGNATURE, TAG, Refused, packed, refuse_if
+from atoll.crypto import records, terms
+from atoll.crypto.keys import NONCE, PROTOCOL, TAG, packed
 from atoll.crypto.mask import packed_bytes
+from atoll.crypto.records import AnyMessage, Id, Key, Message, Signature
 from atoll.crypto.shamir import SHARE
+from atoll.crypto.terms import Terms
 
-Id = Annotated[int, Meta(ge=0, lt=2**32)]
-Count = Annotated[int, Meta(ge=0, lt=2**48)]
-Key = Annotated[bytes, Meta(min_length=KEY, max_length=KEY)]
-Signature = Annotated[bytes, Meta(min_length=SIGNATURE, max_length=SIGNATURE)]
-Hash = Annotated[bytes, Meta(max_length=64)]
+Size = Annotated[int, Meta(ge=0, lt=2**48)]
 Share = Annotated[bytes, Meta(min_length=SHARE, max_length=SHARE)]
 BOX = NONCE + 2 * SHARE + TAG
 Box = Annotated[bytes, Meta(min_length=BOX, max_length=BOX)]
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """A record whose kind comes first; anything more or less than its fields is refused."""
-
-
-class Plan(Message, frozen=True, tag="plan"):
+class SecurePlan(Message, frozen=True, tag="plan"):
     """What one round is about. The server proposes it; every party holds it against its own policy and signs it."""
 
-    session: Annotated[bytes, Meta(min_length=16, max_length=64)]
-    round: Count
-    model: Hash
-    schema: Hash
-    t: Annotated[int, Meta(ge=1, lt=2**32)]
+    terms: Terms
+    threshold: Annotated[int, Meta(ge=1, lt=2**32)]
     neighbours: Id  # 0: the complete graph
     width: Annotated[int, Meta(ge=32, le=64)]  # bits of the ring the masks live in
     bits: Annotated[int, Meta(ge=1, le=64)]  # of each number that travel: the sum is modulo 2^bits
-    size: Count
-    name: Annotated[str, Meta(max_length=64)] = ""
+    size: Size
 
     @property
     def digest(self) -> bytes:
-        """A hash of everything in the plan."""
+        """A hash of everything in the plan: all keys, masks, shares and signatures of the round are made for it."""
         return _plan_digest(self)
 
 
-@lru_cache(maxsize=16)  # it is asked for once for every party
-def _plan_digest(plan: Plan) -> bytes:
-    return sha256(packed(PROTOCOL, "plan", *(getattr(plan, name) for name in plan.__struct_fields__))).digest()
+@lru_cache(maxsize=64)  # it is asked for once for every party
+def _plan_digest(plan: SecurePlan) -> bytes:
+    numbers = plan.threshold, plan.neighbours, plan.width, plan.bits, plan.size
+    return sha256(packed(PROTOCOL, "plan", plan.terms.digest, *numbers)).digest()
 
 
 class Advert(Message, frozen=True, tag="advert"):
@@ -104,15 +95,14 @@ class Opened(Message, frozen=True, tag="opened"):
     shares: list[tuple[Id, Share]]
 
 
-AnyMessage = TypeVar("AnyMessage", bound=Message)
 ROOM = {Advert: 0, Bundle: 192, Boxes: BOX + 16, Survivors: 8, Signed: 0, Signatures: 80, Opened: 48}  # for each party
 
 
-def limit(kind: type[Message], parties: int, plan: Plan | None) -> int:
+def limit(kind: type[Message], parties: int, plan: SecurePlan | None) -> int:
     """Bytes that a message of this kind has at most."""
     if kind is Masked and plan is not None:
         return 64 + packed_bytes(plan.size, plan.bits)
-    return 512 + ROOM.get(kind, 0) * parties
+    return 512 + (terms.max_bytes(parties) if kind is SecurePlan else ROOM.get(kind, 0) * parties)
 
 
 def message_sizes(parties: int, size: int, bits: int) -> tuple[int, ...]:
@@ -122,34 +112,29 @@ def message_sizes(parties: int, size: int, bits: int) -> tuple[int, ...]:
             limit(Opened, parties, None))  # fmt: skip
 
 
-def encode(message: Message) -> bytes:
-    """A message as bytes."""
-    return msgspec.msgpack.encode(message)
+def bytes_sent(n: int, d: int, bits: int) -> float:
+    """Bytes up and down of one party as Bonawitz et al. count them: keys, shares and the vector, no signatures."""
+    return (2 * n * 256 + (5 * n - 4) * 256 + d * bits) / 8
 
 
-def decode(kind: type[AnyMessage], data: bytes, parties: int, plan: Plan | None = None) -> AnyMessage:
-    """Read a message of the expected kind, or refuse it; too long a message is not even looked at."""
-    most = limit(kind, parties, plan)
-    refuse_if(len(data) > most, f"a message of {len(data)} bytes: {kind.__name__} has at most {most}")
-    try:
-        return msgspec.msgpack.decode(data, type=kind, strict=True)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Refused(f"the bytes are no {kind.__name__}") from None
+def decode(kind: type[AnyMessage], data: bytes, parties: int, plan: SecurePlan | None = None) -> AnyMessage:
+    """Read a message of the expected kind, or refuse it."""
+    return records.decode(kind, data, limit(kind, parties, plan))
 
 
-def advert_statement(plan: Plan, who: int, c: bytes, s: bytes, commitment: bytes) -> bytes:
+def advert_statement(plan: SecurePlan, who: int, c: bytes, s: bytes, commitment: bytes) -> bytes:
     """What a party signs with its advert."""
     return packed(PROTOCOL, "advertise", plan.digest, who, c, s, commitment)
 
 
-def survivors_statement(plan: Plan, adverts: bytes, ids: list[int]) -> bytes:
+def survivors_statement(plan: SecurePlan, adverts: bytes, ids: list[int]) -> bytes:
     """What a party signs about the survivors; the hash of the adverts ties it to one view of the cohort."""
     return packed(PROTOCOL, "consistent", plan.digest, adverts, *ids)
 
 
-def commit(plan: Plan, who: int, seed: bytes) -> bytes:
+def commit(plan: SecurePlan, who: int, seed: bytes) -> bytes:
     """A hash that fixes the seed without telling it: the seed has 256 random bits."""
-    return sha256(packed(PROTOCOL, "commit", plan.session, plan.round, who, seed)).digest()
+    return sha256(packed(PROTOCOL, "commit", plan.digest, who, seed)).digest()
 
 
 def adverts_digest(adverts: list[Advert]) -> bytes:

@@ -2,65 +2,58 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import floor
 from pathlib import Path
 from typing import Protocol
 
+from atoll.core.disk import replace_file
 from atoll.crypto.graph import Sparse, secure_threshold
-from atoll.crypto.keys import Identity, refuse_if
-from atoll.crypto.secagg.messages import Plan
+from atoll.crypto.keys import Abort, Identity, refuse_if
+from atoll.crypto.secagg.messages import SecurePlan
+from atoll.crypto.terms import Agreement
 
 STEPS = ("advertise", "share", "masked", "consistent", "unmask")
 
 
-class Abort(Exception):
-    """The party takes no further part in this round; the sentence says why."""
-
-
 @dataclass(frozen=True)
-class Policy:
+class SecurePolicy:
     """A party's own rules.
 
     More than two thirds must hold shares and survive: then a lying server with fewer than a third of the parties on
     its side gets the sum of the honest rest or nothing.
     """
 
-    n_min: int
-    schema: bytes  # the hash of the model's names, shapes and types
+    n_min: int  # parties that advertise keys
     size: int  # numbers in the vector
     width: int = 32
-    max_rounds: int = 1_000_000
+    bits: int = 32
+    noise_floor: int = 0  # survivors whose noise together is enough
     fraction: Fraction = Fraction(2, 3)
     sparse: Sparse | None = None  # None: only the complete graph
 
     def __post_init__(self) -> None:
         refuse_if(self.n_min < 3, f"n_min={self.n_min}: of two parties each sees the other's vector, ask for 3 or more")
         refuse_if(self.width not in (32, 64), f"width={self.width}: rings have 32 or 64 bits")
+        refuse_if(not 1 <= self.bits <= self.width, f"bits={self.bits}: from 1 to the {self.width} of the ring")
         refuse_if(self.size < 1, f"size={self.size}: a vector has at least one number")
-        refuse_if(self.max_rounds < 1, f"max_rounds={self.max_rounds}: at least one round")
         refuse_if(not Fraction(2, 3) <= self.fraction < 1, f"fraction={self.fraction}: at least 2/3 and below 1")
 
     def least(self, n: int) -> int:
         """How many of n must hold shares and survive."""
         return floor(self.fraction * n) + 1
 
-    def check_plan(self, plan: Plan, model: bytes) -> None:
+    def check_plan(self, plan: SecurePlan) -> None:
         """What is wrong with a plan before anybody else is known."""
-        refuse_if(
-            plan.model != model, "the plan is about another model than the one here: fetch the model again", Abort
-        )
-        refuse_if(plan.schema != self.schema, "the plan is about a model of another schema than the policy's", Abort)
         refuse_if(plan.width != self.width, f"the plan has width {plan.width}: the policy has {self.width}", Abort)
         refuse_if(plan.size != self.size, f"the plan has size {plan.size}: the policy has {self.size}", Abort)
-        refuse_if(plan.bits > plan.width, f"the plan sends {plan.bits} bits of {plan.width}", Abort)
-        refuse_if(plan.round >= self.max_rounds, f"round {plan.round}: the policy ends at {self.max_rounds}", Abort)
+        refuse_if(plan.bits != self.bits, f"the plan sends {plan.bits} bits: the policy has {self.bits}", Abort)
         refuse_if(plan.neighbours > 0 and self.sparse is None, "the plan is sparse: the policy is not", Abort)
+        few = plan.neighbours == 0 and plan.threshold < self.noise_floor
+        refuse_if(few, f"threshold={plan.threshold}: a party's noise is a share of what {self.noise_floor} add", Abort)
 
-    def check_cohort(self, plan: Plan, n: int) -> None:
+    def check_cohort(self, plan: SecurePlan, n: int) -> None:
         """What is wrong with a plan for this many parties."""
         refuse_if(n < self.n_min, f"{n} parties: the policy asks for {self.n_min}", Abort)
         if plan.neighbours == 0 or self.sparse is None:
@@ -71,11 +64,12 @@ class Policy:
             safe = secure_threshold(n, plan.neighbours, self.sparse)
             refuse_if(safe is None, f"{plan.neighbours} neighbours of {n} parties: the policy needs more", Abort)
             least, holders = safe or plan.neighbours, plan.neighbours
-        refuse_if(plan.t < least, f"t={plan.t} of {holders}: the policy asks for {least} or more", Abort)
-        refuse_if(plan.t > holders, f"t={plan.t} of {holders}: nobody could ever unmask", Abort)
+        said = f"threshold={plan.threshold} of {holders}"
+        refuse_if(plan.threshold < least, f"{said}: the policy asks for {least} or more", Abort)
+        refuse_if(plan.threshold > holders, f"{said}: nobody could ever unmask", Abort)
 
 
-class Record(Protocol):
+class SpentRecord(Protocol):
     """The last step a party has taken in a session, so that no crash makes it take one twice."""
 
     def last(self, session: bytes) -> tuple[int, int]: ...
@@ -121,31 +115,19 @@ class Spent:
 
     def spend(self, session: bytes, round_no: int, step: int) -> None:
         _refuse_again(self.last(session), round_no, step)
-        path = self._path(session)
-        draft = path.with_suffix(".draft")
-        with draft.open("w") as file:
-            file.write(f"{round_no} {step}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name, too, must survive a power cut
-        finally:
-            os.close(folder)
+        replace_file(self._path(session), f"{round_no} {step}\n".encode())
 
 
 @dataclass(frozen=True)
-class Party:
-    """What a party brings along: who it is, whom it knows, what it insists on and what it has already done."""
+class Participant:
+    """What a party brings along: who it is, what was agreed, what it insists on and what it has already done."""
 
     id: int
     identity: Identity
-    roster: Mapping[int, bytes] = field(repr=False)  # id to Ed25519 key, from a source the server does not run
-    policy: Policy
-    spent: Record = field(repr=False)
+    agreed: Agreement = field(repr=False)  # with a roster from a source the server does not run
+    policy: SecurePolicy
+    spent: SpentRecord = field(repr=False)
 
     def __post_init__(self) -> None:
-        mine = self.roster.get(self.id)
+        mine = self.agreed.roster.get(self.id)
         refuse_if(mine != self.identity.public, f"party {self.id}: the roster has another key for it than its own")
-        refuse_if(len(set(self.roster.values())) < len(self.roster), "the roster names one key twice")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from atoll.crypto import graph, shamir
-from atoll.crypto.keys import Pair, Refused, agree, refuse_if, verify
+from atoll.crypto.keys import Abort, Pair, Refused, agree, refuse_if, verify
 from atoll.crypto.mask import Integers, add_mask, packed_bytes, unpack
+from atoll.crypto.records import Message, encode
 from atoll.crypto.secagg.client import mask_key
 from atoll.crypto.secagg.messages import (
     Advert,
     Boxes,
     Bundle,
     Masked,
-    Message,
     Opened,
-    Plan,
+    SecurePlan,
     Signatures,
     Signed,
     Survivors,
@@ -26,31 +25,25 @@ from atoll.crypto.secagg.messages import (
     adverts_digest,
     commit,
     decode,
-    encode,
     survivors_statement,
 )  # fmt: skip
-from atoll.crypto.secagg.policy import STEPS, Abort
+from atoll.crypto.secagg.policy import STEPS
 
 
-class Total(NamedTuple):
-    """The sum modulo 2^bits, and whose vectors are in it."""
-
-    sum: Integers
-    survivors: tuple[int, ...]
-
-
-class Server:
+class SecureServer:
     """One round: `take` the messages of a step, `turn` to the next, `finish` after the last.
 
-    A message that cannot be right is refused without harm to the round; too few right ones end it.
+    A message that cannot be right is refused without harm to the round; too few right ones end it. No sum of fewer
+    than `least` vectors is asked for.
     """
 
-    def __init__(self, plan: Plan, roster: Mapping[int, bytes]) -> None:
+    def __init__(self, plan: SecurePlan, roster: Mapping[int, bytes], least: int = 0) -> None:
         self.plan = plan
+        self.least = least
         self.step = 0
         self.expansions = 0
         self._roster = roster
-        self._waiting = set(roster)  # who may still send a message in this step
+        self._waiting = set(plan.terms.cohort)  # who may still send a message in this step
         self._adverts: dict[int, Advert] = {}
         self._digest = b""
         self._near: dict[int, tuple[int, ...]] = {}
@@ -61,7 +54,7 @@ class Server:
         self._opened: dict[int, dict[int, bytes]] = {}  # of whom, by whom
 
     def __repr__(self) -> str:
-        return f"Server(step={STEPS[self.step]!r}, waiting={len(self._waiting)})"
+        return f"SecureServer(step={STEPS[self.step]!r}, waiting={len(self._waiting)})"
 
     def take(self, sender: int, data: bytes) -> None:
         """Accept one party's message of this step; the transport vouches for the sender."""
@@ -80,7 +73,8 @@ class Server:
 
     def _enough(self, ids: list[int]) -> list[int]:
         # In the sparse graph the threshold counts neighbours, and parties that have too few say so themselves.
-        least = self.plan.t if self.plan.neighbours == 0 else self.plan.neighbours + 2
+        least = self.plan.threshold if self.plan.neighbours == 0 else self.plan.neighbours + 2
+        least = max(least, self.least) if self.step <= STEPS.index("masked") else least
         what = STEPS[self.step]
         refuse_if(len(ids) < least, f"{len(ids)} parties sent {what!r}, {least} are needed: the round is over", Abort)
         return ids
@@ -136,7 +130,7 @@ class Server:
         out: dict[int, Message] = {}
         for who in signers:
             near = [j for j in self._near[who] if j in self._signatures]
-            needed = near[: self.plan.t - (self.plan.neighbours == 0)]  # its own counts in the complete graph
+            needed = near[: self.plan.threshold - (self.plan.neighbours == 0)]  # its own counts in the complete graph
             out[who] = Signatures([(j, self._signatures[j]) for j in needed])
         return out
 
@@ -149,7 +143,7 @@ class Server:
 
     def _secret(self, v: int, what: str) -> bytes:
         given = self._opened.get(v, {})
-        t = self.plan.t
+        t = self.plan.threshold
         refuse_if(
             len(given) < t, f"{len(given)} shares of party {v}'s {what}, {t} are needed: the round is over", Abort
         )
@@ -166,8 +160,13 @@ class Server:
         refuse_if(not right, f"party {v}'s {what} is not what it advertised: party {v} or one of {used} lied", Abort)
         return secret
 
-    def finish(self) -> Total:
-        """Take the masks away: the survivors' own ones, and those they share with parties that dropped out."""
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """Whose vectors are in the sum."""
+        return tuple(self._survivors)
+
+    def finish(self) -> Integers:
+        """Take the masks away, the survivors' own and those they share with the dropped out: the sum modulo 2^bits."""
         refuse_if(self.step != len(STEPS) - 1, f"the round is at {STEPS[self.step]!r}: finish after the last message")
         plan, total, alive = self.plan, self._total.copy(), set(self._survivors)
         dropped = [(v, [u for u in self._near[v] if u in alive]) for v in sorted(self._boxes) if v not in alive]
@@ -182,4 +181,4 @@ class Server:
         self.expansions = len(seeds) + sum(len(near) for _, near in dropped)
         if plan.bits < plan.width:
             total &= total.dtype.type((1 << plan.bits) - 1)
-        return Total(total, tuple(self._survivors))
+        return total

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import logging
 import math
+import re
 import secrets
 import sys
 import threading
@@ -16,20 +17,37 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from atoll.core.errors import AtollError, Unwritable
 from atoll.crypto.keys import Refused, refuse_if
-from atoll.runtimes.network.calls import LIMITS, SERVICE, TIMES, Limits, Service, Times, Unreachable, delays, settings
-from atoll.runtimes.network.disk import Unwritable
-from atoll.runtimes.network.parcel import Header, Parcel, Question, Source, messages_of, receive
-from atoll.runtimes.network.roster import Unreadable
-from atoll.runtimes.network.tls import RENEW, Insecure, PartySide, ServerSide, Unknown, grpc_library, split
-from atoll.runtimes.network.turns import SLICE, Turns
+from atoll.runtimes.network.messages.calls import (
+    LIMITS,
+    SERVICE,
+    TIMES,
+    CannotListen,
+    HelloFirst,
+    Limits,
+    Service,
+    Times,
+    Unreachable,
+    delays,
+    settings,
+)
+from atoll.runtimes.network.messages.fair_semaphore import SLICE, FairSemaphore
+from atoll.runtimes.network.messages.payload import Body, Header, Payload, QuestionPayload, messages_of, receive
+from atoll.runtimes.network.trust.roster import Unreadable
+from atoll.runtimes.network.trust.tls import RENEW, Insecure, PartyTLS, ServerTLS, Unknown, grpc_library, split
+
+if TYPE_CHECKING:
+    import grpc
 
 SURE = 5  # handshakes in a row that seem to be refused, after which they are
-AWAY = ("Connection refused", "Endpoint closing")  # as gRPC says it: nobody listens, or nobody answered in time
+CODE = "atoll-code"  # the metadata in which a server says which error it is
+REFUSALS: dict[object, type[Refused]] = {kind.code: kind for kind in (Refused, Unknown, HelloFirst)}
+NAMED = re.compile(r"[a-z][a-z0-9_]{0,39}")  # a code
 SENTENCE = 1000  # most characters of a reason that is sent
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -41,7 +59,7 @@ class ServerTransport:
     def __init__(
         self,
         address: str,
-        credentials: ServerSide | Insecure,
+        credentials: ServerTLS | Insecure,
         service: Service,
         *,
         limits: Limits = LIMITS,
@@ -55,10 +73,10 @@ class ServerTransport:
         self._lock = threading.Lock()
         self._pulls: dict[str, object] = {}
         self._uploads: set[str] = set()
-        self._until: dict[Any, float] = {}
-        self._bodies = Turns(limits.bodies)
+        self._until: dict[grpc.ServicerContext, float] = {}
+        self._bodies = FairSemaphore(limits.bodies)
         self._stopped = threading.Event()
-        self._server: Any = None
+        self._server: grpc.Server | None = None
 
     def start(self) -> str:
         """Begin to serve; gives the address, with the port that was found if 0 was asked for."""
@@ -84,7 +102,7 @@ class ServerTransport:
         try:
             port = self._credentials.bind(self._server, self._address)
         except RuntimeError:
-            raise OSError(f"cannot listen on {self._address}: is another server running there?") from None
+            raise CannotListen(f"cannot listen on {self._address}: is another server running there?") from None
         self._server.start()
         threading.Thread(target=self._hurry, name="atoll-hurry", daemon=True).start()
         return f"{self._host}:{port}"
@@ -96,16 +114,16 @@ class ServerTransport:
             self._server.stop(self._times.grace if grace is None else grace).wait()
             self._pool.shutdown(wait=False)
 
-    def _join(self, hello: bytes, context: Any) -> bytes:
+    def _join(self, hello: bytes, context: grpc.ServicerContext) -> bytes:
         with self._admitted(context) as name:
             return self._service.hello(name, hello)
 
-    def _leave(self, nothing: bytes, context: Any) -> bytes:
+    def _leave(self, nothing: bytes, context: grpc.ServicerContext) -> bytes:
         with self._admitted(context) as name:
             self._service.goodbye(name)
             return b""
 
-    def _pull(self, asked: bytes, context: Any) -> Iterator[bytes]:
+    def _pull(self, asked: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._admitted(context) as name, self._newest_pull(name, context) as wanted:
             question = self._question(name, asked, context, wanted)
             if question:
@@ -114,7 +132,7 @@ class ServerTransport:
                         alive()
                         yield message
 
-    def _push(self, messages: Iterator[bytes], context: Any) -> bytes:
+    def _push(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._admitted(context) as name, self._only_upload(name):
             with self._under_way(name, context, lambda: self._stays(context)) as alive:
 
@@ -123,13 +141,15 @@ class ServerTransport:
                         alive()
                         yield message
 
-                parcel = receive(checked(), self._limits.body, self._limits.memory, self._folder)
-            if parcel is None:
+                payload = receive(checked(), self._limits.body, self._limits.memory, self._folder)
+            if payload is None:
                 raise Refused("an answer without a header")
-            with parcel:
-                return self._service.answer(name, parcel.header, parcel.body)
+            with payload:
+                return self._service.answer(name, payload.header, payload.body)
 
-    def _question(self, name: str, asked: bytes, context: Any, wanted: Callable[[], bool]) -> Question | None:
+    def _question(
+        self, name: str, asked: bytes, context: grpc.ServicerContext, wanted: Callable[[], bool]
+    ) -> QuestionPayload | None:
         """Wait in slices: a caller that left, lost its line in the roster or called anew waits no more."""
         try:
             wait = msgspec.msgpack.decode(asked, type=float)
@@ -147,11 +167,11 @@ class ServerTransport:
             if question or left <= SLICE:
                 return question
 
-    def _stays(self, context: Any) -> bool:
+    def _stays(self, context: grpc.ServicerContext) -> bool:
         return not self._stopped.is_set() and bool(context.is_active())
 
     @contextlib.contextmanager
-    def _newest_pull(self, name: str, context: Any) -> Iterator[Callable[[], bool]]:
+    def _newest_pull(self, name: str, context: grpc.ServicerContext) -> Iterator[Callable[[], bool]]:
         """Of all the pulls of one party the newest is served: says whether this one still is."""
         mine = object()
         with self._lock:
@@ -164,31 +184,35 @@ class ServerTransport:
                     del self._pulls[name]
 
     @contextlib.contextmanager
-    def _admitted(self, context: Any) -> Iterator[str]:
+    def _admitted(self, context: grpc.ServicerContext) -> Iterator[str]:
         """Who calls, for as long as it may; whatever goes wrong inside ends the call with a sentence."""
         grpc = grpc_library()
-        code, sentence = grpc.StatusCode.INTERNAL, "the server failed at this call; its log says why"
+        status, code = grpc.StatusCode.INTERNAL, AtollError.code
+        sentence = "the server failed at this call; its log says why"
         try:
             yield self._credentials.name(context)
             return
         except grpc.RpcError:
             raise  # the caller is gone
         except _Later as reason:
-            code, sentence = grpc.StatusCode.UNAVAILABLE, str(reason)
+            status, code, sentence = grpc.StatusCode.UNAVAILABLE, reason.code, str(reason)
         except Unreadable as error:
             log.error("nobody is let in: %s", error)
-            code, sentence = grpc.StatusCode.UNAVAILABLE, "the server cannot read its roster just now"
+            status, code = grpc.StatusCode.UNAVAILABLE, error.code
+            sentence = "the server cannot read its roster just now"
         except Unwritable as error:
             log.error("an answer is not taken: %s", error)
-            code, sentence = grpc.StatusCode.UNAVAILABLE, "the server cannot write to its disk just now"
+            status, code = grpc.StatusCode.UNAVAILABLE, error.code
+            sentence = "the server cannot write to its disk just now"
         except Unknown as reason:
-            code, sentence = grpc.StatusCode.UNAUTHENTICATED, str(reason)
+            status, code, sentence = grpc.StatusCode.UNAUTHENTICATED, reason.code, str(reason)
             log.warning("refused a call from %s: %s", context.peer(), reason)
         except Refused as reason:
-            code, sentence = grpc.StatusCode.FAILED_PRECONDITION, str(reason)
+            status, code, sentence = grpc.StatusCode.FAILED_PRECONDITION, reason.code, str(reason)
         except Exception:
             log.exception("a call from %s failed", context.peer())
-        context.abort(code, sentence[:SENTENCE])
+        context.set_trailing_metadata(((CODE, code),))
+        context.abort(status, sentence[:SENTENCE])
 
     @contextlib.contextmanager
     def _only_upload(self, name: str) -> Iterator[None]:
@@ -203,7 +227,9 @@ class ServerTransport:
                 self._uploads.discard(name)
 
     @contextlib.contextmanager
-    def _under_way(self, name: str, context: Any, wanted: Callable[[], bool]) -> Iterator[Callable[[], None]]:
+    def _under_way(
+        self, name: str, context: grpc.ServicerContext, wanted: Callable[[], bool]
+    ) -> Iterator[Callable[[], None]]:
         """A body on its way, when its turn has come: each chunk in time, from one who may still call.
 
         Who has had a turn for long lets others go first, so that slow lines hold up nobody.
@@ -267,12 +293,16 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
-class _Later(Exception):
+class _Later(AtollError):
     """Not now; the party tries again."""
+
+    code = "later"
 
 
 class _Seemingly(Refused):
     """What a handshake seems to say: a server that is killed in the middle of one, or a bad line, looks the same."""
+
+    code = "handshake"
 
 
 class PartyTransport:
@@ -281,7 +311,7 @@ class PartyTransport:
     def __init__(
         self,
         address: str,
-        credentials: PartySide | Insecure,
+        credentials: PartyTLS | Insecure,
         *,
         limits: Limits = LIMITS,
         times: Times = TIMES,
@@ -292,22 +322,22 @@ class PartyTransport:
         self._limits, self._times, self._folder = limits, times, folder
         self._lock = threading.Lock()
         self._made = -math.inf
-        self._channel: Any = None
+        self._channel: grpc.Channel | None = None
 
     def hello(self, hello: bytes) -> bytes:
         return self._persist(lambda: self._unary("Join", hello))
 
-    def pull(self, wait: float | None = None) -> Parcel | None:
+    def pull(self, wait: float | None = None) -> Payload | None:
         """The next question, or None if there is none within `wait` seconds."""
         until = time.monotonic() + (self._times.wait if wait is None else wait)
         for pause in delays(secrets.randbits(64)):
-            parcel = self._persist(lambda: self._pulled(max(0.0, until - time.monotonic())))
-            if parcel or time.monotonic() + pause >= until:
-                return parcel
+            payload = self._persist(lambda: self._pulled(max(0.0, until - time.monotonic())))
+            if payload or time.monotonic() + pause >= until:
+                return payload
             time.sleep(pause)  # a crowded server does not hold calls
         raise AssertionError("delays never end")
 
-    def push(self, header: Header, body: Source) -> bytes:
+    def push(self, header: Header, body: Body) -> bytes:
         """Deliver an answer; gives the server's receipt."""
 
         def once() -> bytes:
@@ -321,10 +351,11 @@ class PartyTransport:
     def leave(self) -> None:
         """Say goodbye, once."""
         grpc = grpc_library()
+        began = time.monotonic()
         try:
             self._unary("Leave", b"")
         except grpc.RpcError as error:
-            raise self._meaning(error) from None
+            raise self._meaning(error, time.monotonic() - began) from None
 
     def close(self) -> None:
         with self._lock:
@@ -336,7 +367,7 @@ class PartyTransport:
         made = self._line().unary_unary(f"/{SERVICE}/{call}")
         return bytes(made(message, timeout=self._times.silence, metadata=self._credentials.metadata))
 
-    def _pulled(self, wait: float) -> Parcel | None:
+    def _pulled(self, wait: float) -> Payload | None:
         call = self._line().unary_stream(f"/{SERVICE}/Pull")(
             msgspec.msgpack.encode(wait), timeout=wait + self._times.answer, metadata=self._credentials.metadata
         )
@@ -345,7 +376,7 @@ class PartyTransport:
         finally:
             call.cancel()
 
-    def _line(self) -> Any:
+    def _line(self) -> grpc.Channel:
         """The channel. One that has grown old is left to end by itself, before its certificate does."""
         with self._lock:
             if time.monotonic() - self._made > RENEW:
@@ -370,10 +401,11 @@ class PartyTransport:
         grpc = grpc_library()
         until, seemingly = time.monotonic() + self._times.patience, 0
         for pause in delays(secrets.randbits(64)):
+            began = time.monotonic()
             try:
                 return once()
             except grpc.RpcError as error:
-                meaning = self._meaning(error)
+                meaning = self._meaning(error, time.monotonic() - began)
             seemingly = seemingly + 1 if isinstance(meaning, _Seemingly) else 0
             sure = isinstance(meaning, Refused) and seemingly in (0, SURE)
             if sure or time.monotonic() + pause > until:
@@ -381,19 +413,29 @@ class PartyTransport:
             time.sleep(pause)
         raise AssertionError("delays never end")
 
-    def _meaning(self, error: Any) -> Exception:
-        """Refused, if the server or a handshake says so; else Unreachable."""
+    def _meaning(self, error: grpc.RpcError, took: float) -> AtollError:
+        """Refused, if the server or a handshake says so; else Unreachable. `took`: seconds until the call failed."""
         grpc = grpc_library()
-        code, said = error.code(), error.details() or ""
-        if code == grpc.StatusCode.UNAUTHENTICATED:
+        status, said = error.code(), error.details() or ""
+        code = dict(error.trailing_metadata() or ()).get(CODE)
+        if status == grpc.StatusCode.UNAUTHENTICATED:
             return Unknown(said)
-        if code == grpc.StatusCode.FAILED_PRECONDITION:
-            return Refused(said)
-        if code == grpc.StatusCode.UNIMPLEMENTED:
+        if status == grpc.StatusCode.FAILED_PRECONDITION:
+            return refusal(code, said)
+        if status == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(f"the server at {self._address} does not speak {SERVICE}: upgrade the older of the two")
-        # A handshake that was turned down is looked into with another one; a server that is away or slow is left alone.
-        turned_down = said.startswith("failed to connect") and not any(reason in said for reason in AWAY)
+        # A line that was turned down at once, by no server of ours, is looked into with another handshake: it also
+        # finds out that nobody listens. A server that is slow is left alone.
+        turned_down = status == grpc.StatusCode.UNAVAILABLE and code is None and took < self._times.silence / 2
         trouble = self._credentials.trouble(self._address) if turned_down else None
         if trouble:
             return _Seemingly(trouble)
-        return Unreachable(f"the server at {self._address} does not answer ({code.name.lower()}: {said[:SENTENCE]})")
+        return Unreachable(f"the server at {self._address} does not answer ({status.name.lower()}: {said[:SENTENCE]})")
+
+
+def refusal(code: object, sentence: str) -> Refused:
+    """Make the refusal that a server has named by its code; one that is not known here is Refused with that code."""
+    refused = REFUSALS.get(code, Refused)(sentence)
+    if isinstance(code, str) and NAMED.fullmatch(code):  # whatever a server sends goes no further than this
+        refused.code = code
+    return refused

@@ -1,0 +1,1 @@
+"""Programs: who talks in which order. A program states effects and performs none."""

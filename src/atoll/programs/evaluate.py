@@ -1,0 +1,135 @@
+"""Evaluation: sums over samples at the parties or the server, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.core.effects import Replies
+from atoll.core.method import Evaluation, Method, codec_of, seeing
+from atoll.core.party import NOTHING, Group, Handler, Memory
+from atoll.core.question import Layout, Leaf, Question, Range
+from atoll.core.tree import Array, Schema, Tree, flatten
+from atoll.core.wire import EncodeContext, Stage, Wire
+from atoll.metrics import Metric, better, layouts, spread, totals, values
+
+LOCAL = "evaluate/local"  # the question for a party's own sums
+HIDDEN_LOCAL = "evaluate.local"  # the phase in which a hidden sum adds them
+MAX_COUNT = 1e12  # of an evaluation's sums that count something
+
+
+@dataclass(frozen=True)
+class Evaluate(Handler):
+    """Evaluate what is broadcast: on a party's own test data, or on the server's. It never writes memory."""
+
+    method: Method
+    split: str = "test"
+    metrics: tuple[Metric, ...] = ()
+
+    @property
+    def group_size(self) -> int:
+        # Evaluation joins all samples of a group into one batch, so small parties go together.
+        return 1 if self.split == "test" else 250
+
+    def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
+        mine, told = seeing(group, group.memory.part("method/"), ""), body["broadcast"]
+        sums = dict(self.method.evaluate(told, mine))
+        if self.metrics:
+            real = np.arange(group.rows.shape[1]) < group.size[:, None]
+            y, party = group.samples.y[group.rows[real]], np.repeat(np.arange(len(group)), group.size)
+            scores = self.method.scores(told, mine)
+            sums = {**totals(self.metrics, scores, y, party, len(group), self.method.padding), **sums}
+        return {name: np.asarray(leaf, np.float64) for name, leaf in sums.items()}, NOTHING
+
+
+@dataclass(frozen=True)
+class EvaluateHidden(Handler):
+    """Evaluate on parties' own test data, and give each one's sums as a vector that a hidden sum adds up."""
+
+    plain: Handler
+    schema: Schema
+    stages: tuple[Stage, ...]
+    start: Wire  # as it is before the first stage
+
+    @property
+    def split(self) -> str:
+        return self.plain.split
+
+    @property
+    def group_size(self) -> int:
+        return self.plain.group_size
+
+    def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
+        rows = flatten(self.plain(body, group)[0], self.schema)
+        context = EncodeContext(np.ones(len(group)), group.world, group.t, group.me)
+        vectors = codec_of(self.stages, self.start)[1].encode(rows, {}, context).x
+        return {"vector": vectors, "finite": np.ones(len(group), bool)}, NOTHING
+
+
+def schema_of(evaluation: Evaluation) -> Schema:
+    """Say how the sums stand in one vector."""
+    return Schema(tuple(evaluation.sums.items()))
+
+
+def evaluation_of(method: Method, metrics: Sequence[Metric], outputs: int) -> Evaluation | None:
+    """Join what the method evaluates by itself with the metrics of the job."""
+    own = method.evaluation
+    if not metrics:
+        return own
+    sums, directions = layouts(metrics, outputs), better(metrics, outputs)
+    if own is None:
+        first = next(iter(directions))
+
+        def each(some: Mapping[str, Array]) -> Array:
+            parts = [values(metrics, {n: leaf[k] for n, leaf in some.items()})[first] for k in range(len(some["n"]))]
+            return np.array(parts)
+
+        return Evaluation(sums, lambda some: values(metrics, some), directions, each)
+    both = {**own.better, **directions}
+    return own._replace(
+        sums={**sums, **own.sums}, values=lambda some: {**own.values(some), **values(metrics, some)}, better=both
+    )
+
+
+def evaluation_question(evaluation: Evaluation, asks: Layout) -> Question:
+    """Declare the question for a party's sums over its own test data, as they are."""
+    sums = {name: _sum_leaf(name, shape, evaluation.counts) for name, shape in evaluation.sums.items()}
+    words = {"server": "how well the model does on this party's own test data, as sums over its samples"}
+    return Question(LOCAL, asks, Layout(sums), reveals=words, exposure="plain")
+
+
+def hidden_questions(steps: Iterable[Question]) -> list[Question]:
+    """Declare that what a conversation adds up are sums over own test data: they cost no answer of the training."""
+    told = {"evaluation": "sums over this party's own test data, of which the server reads the total over parties only"}
+    return [
+        step._replace(contributes=False, reveals={**step.reveals, **({} if step.exposure == "nothing" else told)})
+        for step in steps
+    ]
+
+
+def _sum_leaf(name: str, shape: tuple[int, ...], counts: Sequence[str]) -> Leaf:
+    count = Range(0.0, MAX_COUNT) if name in counts else None
+    return Leaf("float64", (1, *shape), range=count, within="n" if name in counts and name != "n" else None)
+
+
+def total_values(total: Array, evaluation: Evaluation) -> dict[str, float]:
+    """Turn the total of all parties' sums into metrics."""
+    sums = {name: total[start:stop].reshape(shape) for name, start, stop, shape in schema_of(evaluation).slots()}
+    return {name: float(value) for name, value in evaluation.values(sums).items()}
+
+
+def summarise(replies: Replies, evaluation: Evaluation) -> tuple[dict[str, float], dict[str, object]]:
+    """Turn the parties' sums into metrics, and the first metric's distribution over parties."""
+    sums = {name: np.asarray(replies.each[name], np.float64) for name in evaluation.sums}
+    some = np.flatnonzero(sums["n"] > 0)
+    metrics = evaluation.values({name: leaf.sum(axis=0) for name, leaf in sums.items()})
+    name = next(iter(evaluation.better))
+    parties: dict[str, object] = {"parties": len(some)}
+    if len(some) > 1:
+        score = evaluation.each({n: leaf[some] for n, leaf in sums.items()})
+        parties |= {f"{name}.{which}": value for which, value in spread(score, evaluation.better[name]).items()}
+        shown = np.linspace(0, len(score) - 1, min(len(score), 500)).astype(int)
+        parties["each"] = [round(float(v), 4) for v in np.sort(score)[shown]]
+    return {name: float(value) for name, value in metrics.items()}, parties

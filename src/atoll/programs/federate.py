@@ -1,0 +1,418 @@
+"""Federate: the program of every horizontal method. It asks a cohort, combines, steps, evaluates, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from atoll.core.effects import Cohort, Replies, ask, checkpoint, note, settle
+from atoll.core.method import (
+    Contribute,
+    Diverged,
+    Evaluation,
+    History,
+    Method,
+    Phase,
+    Pick,
+    Population,
+    RoundInfo,
+    Select,
+    State,
+    Stop,
+    codec_of,
+)
+from atoll.core.party import Handler
+from atoll.core.program import Agreed, Program, Role
+from atoll.core.question import Layout, Leaf, Question
+from atoll.core.tree import Array, Tree, leaves, unflatten
+from atoll.core.wire import Codec, Combine, DecodeContext, Gather, Mismatch, Setting, Stage, Wire
+from atoll.core.world import World
+from atoll.metrics import Metric
+from atoll.programs.evaluate import (
+    HIDDEN_LOCAL,
+    LOCAL,
+    Evaluate,
+    EvaluateHidden,
+    evaluation_question,
+    hidden_questions,
+    schema_of,
+    summarise,
+    total_values,
+)
+from atoll.programs.phases import seen_by_phase
+
+PARTY = "party"  # the one role: many play it, as equals
+
+UNUSED = -1  # the number of an ask that never was
+MAX_IN_VAIN = 1000  # asks in a row with too few answers
+SHOWN = 500  # parties of a round that a simulation names in its facts
+
+
+class Exchange(NamedTuple):
+    """How a phase travels: what is proven of a vector, its codec, the conversation, the bytes a party sends; the stages
+    and the combine that it was made of, what is known before the first stage, and what it is part of.
+    """
+
+    wire: Wire
+    codec: Codec
+    gather: Gather
+    up: int
+    start: Wire
+    stages: tuple[Stage, ...]
+    combine: Combine
+    setting: Setting
+
+    @classmethod
+    def of(cls, start: Wire, stages: tuple[Stage, ...], combine: Combine, setting: Setting) -> Exchange:
+        """Run a wire through its stages; refuse what the combine cannot combine."""
+        wire, codec = codec_of(stages, start)
+        combine.check(wire)
+        return cls(wire, codec, combine.gather(wire, setting), combine.bytes(wire), start, stages, combine, setting)
+
+
+@dataclass(frozen=True)
+class Federate(Program):
+    """Train one model together: one question a phase, asked of some of many equal parties, whose answers are combined.
+
+    It is bound to what its parties hold and to a world: see `atoll.job.assemble`.
+    """
+
+    method: Method
+    select: Select
+    exchanges: Mapping[str, Exchange]  # by phase
+    sizes: Array
+    online: Callable[[int], Cohort | None]
+    stop: Sequence[Stop] = ()
+    eval_every: int = 1
+    splits: tuple[str, ...] = ()  # where to evaluate: "test", "local"
+    parts: int = 0  # of the central test set
+    evaluation: Evaluation | None = None
+    metrics: tuple[Metric, ...] = ()  # of it, those that are not the method's own
+    evaluating: Exchange | None = None  # how sums over own test data travel, where a hidden sum adds them
+    spent: Callable[..., Mapping[str, Any]] | None = None  # what so many asks spend
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        return {PARTY: Role("trains on samples of its own, and evaluates the model on them", "samples", many=True)}
+
+    @property
+    def remembers(self) -> bool:
+        """Whether parties keep anything between rounds."""
+        return self.method.remembers or any(e.codec.remembers for e in self.exchanges.values())
+
+    @property
+    def conversations(self) -> Mapping[str, Exchange]:
+        """How everything travels that is combined, by phase: vectors, and sums of the evaluation that are hidden."""
+        return self.exchanges if self.evaluating is None else {**self.exchanges, HIDDEN_LOCAL: self.evaluating}
+
+    @property
+    def evaluation_bytes(self) -> int:
+        """What a party sends to say how well the model does on its own test data."""
+        if "local" not in self.splits or self.evaluation is None:
+            return 0
+        return 8 * schema_of(self.evaluation).size if self.evaluating is None else self.evaluating.up
+
+    @property
+    def world(self) -> World:
+        """The world that its conversations are made for."""
+        return next(iter(self.exchanges.values())).setting.world
+
+    def questions(self, agreed: Agreed) -> tuple[Question, ...]:
+        """Declare what may be asked of a party, where so many may come as the summary says.
+
+        The leaves of an answer have an axis of one party, as a group of one gives them.
+        """
+        method, parties = self.method, agreed.data[PARTY].parties
+        state = method.init(self.world, Population(self.sizes))
+        found: list[Question] = []
+        for name, exchange in self.exchanges.items():
+            told = {leaf: exchange.codec.start[leaf] for leaf in exchange.codec.stage_state}
+            body = _declared(Layout.of(question_of(method, state, 0, told)), method.phases[name])
+            found += exchange.combine.questions(exchange.wire, exchange.setting, body, parties)
+        found = [_reporting(question, method) for question in found]
+        if "local" in self.splits and self.evaluation is not None:
+            asks = Layout.of({"broadcast": method.broadcast(state), "t": 0})
+            if (hidden := self.evaluating) is None:
+                found.append(evaluation_question(self.evaluation, asks))
+            else:
+                found += hidden_questions(hidden.combine.questions(hidden.wire, hidden.setting, asks, parties))
+        return tuple(found)
+
+    def handlers(self, role: str, agreed: Agreed) -> Mapping[str, Handler]:
+        """Return how a party answers, and how the server judges on test data of its own."""
+        found: dict[str, Handler] = {
+            f"{name}/contribute": Contribute(self.method, name, exchange.stages, exchange.start)
+            for name, exchange in self.exchanges.items()
+        }
+        found |= {f"evaluate/{split}": Evaluate(self.method, split, self.metrics) for split in self.splits}
+        if (hidden := self.evaluating) is not None and self.evaluation is not None:
+            schema, own = schema_of(self.evaluation), found.pop(LOCAL)
+            found[f"{HIDDEN_LOCAL}/contribute"] = EvaluateHidden(own, schema, hidden.stages, hidden.start)
+        return found
+
+    def seen(self) -> Mapping[str, str]:
+        return seen_by_phase({name: one.combine.seen(one.wire, self.world) for name, one in self.exchanges.items()})
+
+    async def run(self, who: Mapping[str, Cohort], agreed: Agreed, world: World, memory: Tree | None) -> State:
+        """Train until a reason to stop. `memory` is the checkpoint of an earlier run."""
+        run = _restored(self, memory) if memory else _started(self, world)
+        if not memory:
+            run = await _evaluate(self, run, who[PARTY], world)
+            await checkpoint(_memory(run))
+        if run.used is not None:  # from the start: nobody remembers an answer that was not used
+            await settle(run.used)
+        said = _said(self, run.history)
+        while not said and run.history.rounds < agreed.rounds:
+            before = run.history.rounds
+            run = await _ask(self, run, world)
+            done = run.history.rounds
+            if done > before and (done % self.eval_every == 0 or done == agreed.rounds):
+                run = await _evaluate(self, run, who[PARTY], world)
+            await checkpoint(_memory(run))
+            said = _said(self, run.history)
+        spent = self.spent(run.history.t, last=True) if self.spent else {}
+        reason = said or f"all {agreed.rounds} rounds done"
+        await note("end", round=run.history.rounds, reason=reason, complete=not said, **spent)
+        return run.state
+
+
+class _Run(NamedTuple):
+    """What changes from ask to ask."""
+
+    state: State
+    history: History
+    channels: Mapping[str, Tree]  # by phase: what its stages remember at the server
+    select: Tree
+    used: Array | None  # by party: the last ask whose answer was used
+    cohort: Cohort | None  # who answered the phase before
+    begun: State  # as it was when the round began
+    in_vain: int = 0  # asks in a row that had too few answers
+
+
+def _declared(shown: Layout, phase: Phase) -> Layout:
+    """Lay a question out as the phase declares it; what it does not declare is as it is at the start."""
+    leaves = dict(shown.leaves)
+    for part, layout in (("broadcast", phase.broadcast), ("constant", phase.constant)):
+        if layout is not None:
+            leaves = {name: leaf for name, leaf in leaves.items() if not name.startswith(f"{part}/")}
+            leaves |= {f"{part}/{name}": leaf for name, leaf in layout.leaves.items()}
+    return Layout(leaves)
+
+
+def _reporting(question: Question, method: Method) -> Question:
+    """Let the answer that has the vector also have what the method reports."""
+    if not question.contributes or not method.reports.leaves or "vector" not in question.answers.leaves:
+        return question
+    told = {f"report/{name}": Leaf("float64", (1, *shape)) for name, shape in method.reports.leaves}
+    words = {"reports": ", ".join(name for name, _ in method.reports.leaves)}
+    return question._replace(answers=Layout({**question.answers.leaves, **told}), reveals={**question.reveals, **words})
+
+
+def _started(plan: Federate, world: World) -> _Run:
+    everybody = Population(plan.sizes)
+    better = plan.evaluation.better if plan.evaluation else {}
+    channels = {phase: exchange.codec.start for phase, exchange in plan.exchanges.items()}
+    state = plan.method.init(world, everybody)
+    return _Run(state, History(better=better), channels, plan.select.start(everybody), _unused(plan), None, state)
+
+
+async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
+    """Ask a cohort of the phase that is next, and step. Where nobody is there, or too few answer, the state stays."""
+    method, history, t = plan.method, run.history, run.history.t
+    name = method.phase(run.state)
+    phase, exchange = method.phases[name], plan.exchanges[name]
+    population = Population(plan.sizes, plan.online(t))
+    missing = method.missing(run.state)
+    if missing is not None:
+        pick = Pick(_there(missing, population))
+    elif phase.same_cohort and run.cohort is not None:
+        pick = Pick(_there(run.cohort, population))
+    else:
+        pick = plan.select.pick(t, population, history, run.select, world)
+    spent = plan.spent(t + 1) if plan.spent else {}
+    if not len(pick.cohort):
+        await note("empty", round=history.rounds + 1, **spent)
+        rounds = history.rounds + (len(method.phases) == 1)
+        state = run.begun if phase.same_cohort else run.state
+        return _in_vain(run._replace(state=state, history=replace(history, t=t + 1, rounds=rounds), cohort=None), name)
+    channel = run.channels[name]
+    question = question_of(method, run.state, t, {leaf: channel[leaf] for leaf in exchange.codec.stage_state})
+    vector, replies = await exchange.gather(pick.cohort, question, pick.goal)
+    enough = len(replies) >= max(exchange.wire.total.min_cohort, 1)
+    state, facts = run.state, dict[str, Any]()
+    if enough:
+        combined, channel, facts = _decoded(exchange, vector, channel, replies, world, t)
+        info = RoundInfo(t, len(replies), plan.select.expected(len(plan.sizes)), len(plan.sizes), replies.parties)
+        state = method.server_update(state, unflatten(combined, phase.schema), info)
+        _check_state(state, t)
+    moved = method.update_norm(run.state, state)
+    said: dict[str, Any] = {"update_norm": moved} if moved is not None else {}
+    said |= {"phase": name} if len(method.phases) > 1 else {}
+    said |= {"parties": replies.parties.tolist()} if world.watched and len(replies) <= SHOWN else {}
+    if phase.same_cohort and not enough:
+        state = run.begun  # those who were asked before are too few now: the round begins again, and counts
+    over = method.complete(state) and (enough or len(method.phases) == 1)
+    rounds = history.rounds + bool(over)
+    about = _facts(exchange, question, pick, replies)
+    await note("round", round=history.rounds + 1, **about, **facts, **spent, **said)
+    elapsed = replies.facts.get("elapsed", history.elapsed)
+    if run.used is not None and enough:
+        run.used[replies.parties] = t - replies.each.get("age", np.zeros(len(replies), np.int64))
+        await settle(run.used)
+    after = _Run(
+        state, replace(history, t=t + 1, rounds=rounds, update_norm=moved, elapsed=elapsed),
+        {**run.channels, name: channel}, plan.select.learn(run.select, pick, _told(replies)), run.used,
+        replies.parties if enough else None, state if over else run.begun, 0 if enough else run.in_vain,
+    )  # fmt: skip
+    return after if enough or over else _in_vain(after, name)
+
+
+def _there(who: Cohort, population: Population) -> Cohort:
+    return who if population.online is None else np.intersect1d(who, population.online)
+
+
+def _told(replies: Replies) -> Replies:
+    """Leave out what only a simulation knows of single parties, so that a select learns the same everywhere."""
+    each = {name: leaf for name, leaf in replies.each.items() if name != "finite" and not name.startswith("fact/")}
+    return replace(replies, each=each)
+
+
+def _in_vain(run: _Run, phase: str) -> _Run:
+    """Count asks in a row that came to nothing; end a run that does not get anywhere."""
+    if run.in_vain >= MAX_IN_VAIN:
+        raise Mismatch(
+            f"phase {phase}: {MAX_IN_VAIN} asks in a row had too few answers, so the run stopped: select more parties, "
+            "or start those that are missing; the last checkpoint is whole"
+        )
+    return run._replace(in_vain=run.in_vain + 1)
+
+
+def question_of(method: Method, state: State, t: int, stage_state: Tree) -> dict[str, Any]:
+    """Return what a cohort is asked with."""
+    question: dict[str, Any] = {"broadcast": method.broadcast(state), "t": t}
+    question |= {"stage_state": stage_state} if stage_state else {}
+    constant = method.constant(state)
+    return {**question, "constant": constant} if constant else question
+
+
+def _decoded(
+    exchange: Exchange, vector: Array, channel: Tree, replies: Replies, world: World, t: int
+) -> tuple[Array, Tree, dict[str, Any]]:
+    combined, after, facts = exchange.codec.decode(vector, channel, DecodeContext(len(replies), world, t))
+    if not np.isfinite(combined).all():
+        bad = replies.parties[~replies.each["finite"]].tolist() if "finite" in replies.each else []
+        more = " and others" if len(bad) > 5 else ""
+        named = f"party {', '.join(map(str, bad[:5]))}{more}" if bad else "the sum"
+        raise Diverged(_DIVERGED.format(round=t + 1, before=t, whose=f"{named} sent", rate=""))
+    return combined, after, dict(facts)
+
+
+_DIVERGED = (
+    "round {round}: {whose} numbers that are not finite, so the run stopped and the model of round {before} was kept; "
+    "use a smaller learning rate (--set method.lr=…{rate}), or clip with a Clip stage"
+)
+
+
+def _check_state(state: State, t: int) -> None:
+    for _, leaf in leaves(state):
+        array = np.asarray(leaf)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            words = {"whose": "the step of the server gave", "rate": ", method.server.lr=…"}
+            raise Diverged(_DIVERGED.format(round=t + 1, before=t, **words))
+
+
+def _said(plan: Federate, history: History) -> str | None:
+    return next((s for s in (stop(history) for stop in plan.stop) if s), None)
+
+
+def _facts(exchange: Exchange, question: Tree, pick: Pick, replies: Replies) -> dict[str, Any]:
+    told = {name: question[name] for name in ("broadcast", "constant") if name in question}
+    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(told))
+    said = {k: v for k, v in replies.facts.items() if k != "elapsed"}
+    # What single parties noted is told as their mean; their reports are the select's.
+    each = {k.partition("/")[2]: float(np.mean(v)) for k, v in replies.each.items() if k.startswith("fact/") and len(v)}
+    each |= {"age": float(np.mean(replies.each["age"]))} if len(replies.each.get("age", ())) else {}
+    short = {"needed": exchange.wire.total.min_cohort} if len(replies) < exchange.wire.total.min_cohort else {}
+    return {
+        "asked": len(pick.cohort),
+        "answered": len(replies),
+        "bytes_up": exchange.up * said.get("answered", len(replies)),
+        "bytes_down": down * said.get("asked", len(pick.cohort)),
+        **each,
+        **short,
+        **said,
+    }
+
+
+async def _evaluate(plan: Federate, run: _Run, parties: Cohort, world: World) -> _Run:
+    """Evaluate where the plan says and note what was seen."""
+    if plan.evaluation is None:
+        return run
+    history = run.history
+    body: dict[str, Any] = {"broadcast": plan.method.broadcast(run.state), "t": history.t}
+    seen: dict[str, float] = {}
+    for split in plan.splits:
+        if split == "local" and plan.evaluating is not None:
+            total, replies = await plan.evaluating.gather(parties, body, None)
+            if not len(replies):
+                why = replies.facts.get("aborted", "nobody answered")
+                await note("unevaluated", round=history.rounds, split=split, why=why)
+                continue
+            context = DecodeContext(len(replies), world, history.t)
+            metrics = total_values(plan.evaluating.codec.decode(total, {}, context).x, plan.evaluation)
+            spread: dict[str, object] = {"parties": len(replies)}
+        else:
+            replies = await ask(parties if split == "local" else np.arange(plan.parts), f"evaluate/{split}", body)
+            if not len(replies):
+                continue
+            metrics, spread = summarise(replies, plan.evaluation)
+        seen |= {f"{split}.{name}": value for name, value in metrics.items()}
+        spent = {name: replies.facts[name] for name in ("seconds", "compile", "died") if name in replies.facts}
+        await note("evaluation", round=history.rounds, split=split, **metrics, **spread, **spent)
+    curves = {m: (*history.curves.get(m, ()), (history.rounds, v)) for m, v in seen.items()}
+    return run._replace(history=replace(history, curves={**history.curves, **curves}))
+
+
+def _memory(run: _Run) -> Tree:
+    history = run.history
+    curves = {name: np.asarray(curve, np.float64) for name, curve in history.curves.items()}
+    channels = {phase: dict(tree) for phase, tree in run.channels.items() if tree}
+    some: dict[str, Any] = {
+        "update_norm": history.update_norm,
+        "channel": channels or None,
+        "select": dict(run.select) or None,
+        "used": None if run.used is None else _written(run.used),
+    }
+    kept = {name: value for name, value in some.items() if value is not None}
+    counts = {"t": history.t, "rounds": history.rounds, "elapsed": history.elapsed}
+    middle: dict[str, Any] = {} if run.begun is run.state else {"begun": run.begun}  # of a round
+    middle |= {} if run.cohort is None or not middle else {"cohort": run.cohort}
+    return {"state": run.state, "curves": curves, **counts, **kept, **middle}
+
+
+def _unused(plan: Federate) -> Array | None:
+    return np.full(len(plan.sizes), UNUSED, np.int32) if plan.remembers else None
+
+
+def _written(used: Array) -> dict[str, Array]:
+    """Name only those whose answers were used: a checkpoint does not grow with all who could take part."""
+    parties = np.flatnonzero(used != UNUSED)
+    return {"parties": parties, "t": used[parties]}
+
+
+def _restored(plan: Federate, memory: Tree) -> _Run:
+    curves = {name: tuple((int(t), float(v)) for t, v in curve) for name, curve in memory.get("curves", {}).items()}
+    moved = float(memory["update_norm"]) if "update_norm" in memory else None
+    better = plan.evaluation.better if plan.evaluation else {}
+    history = History(int(memory["t"]), int(memory["rounds"]), float(memory["elapsed"]), moved, curves, better)
+    channels = {phase: memory.get("channel", {}).get(phase, {}) for phase in plan.exchanges}
+    used = _unused(plan)
+    if used is not None and "used" in memory:
+        used[np.asarray(memory["used"]["parties"])] = memory["used"]["t"]
+    return _Run(
+        memory["state"], history, channels, memory.get("select", {}), used, memory.get("cohort"),
+        memory.get("begun", memory["state"]),
+    )  # fmt: skip

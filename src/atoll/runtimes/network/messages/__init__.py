@@ -1,0 +1,1 @@
+"""What travels between server and parties, and how it is checked."""

@@ -1,0 +1,160 @@
+"""What a party works out from a job text with its own data: what the job would do to it, and the answers themselves.
+
+All of this runs in a child process. A party that waits needs none of the libraries that train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from math import inf
+from typing import get_args
+
+import numpy as np
+
+from atoll.core.method import Contribute, DataSummary, Population
+from atoll.core.question import Exposure, Layout, Question
+from atoll.core.tree import Schema, leaves
+from atoll.core.wire import Event, Mismatch
+from atoll.data.errors import whole
+from atoll.data.federated import Federated, Silos
+from atoll.job.assemble import Assembled, agreement_of, assemble, summary_of
+from atoll.job.catalogue import name_of
+from atoll.job.file import parse
+from atoll.programs.federate import Federate
+from atoll.report.explain import explain
+from atoll.runtimes.local.worker import Worker
+from atoll.runtimes.network.party.policy import Manifest
+from atoll.runtimes.network.party.session import Assessment, Session
+from atoll.runtimes.network.server.serve import remote
+
+OFTEN = 2  # answers that a party gives at most, over the job's rounds: a server that fails asks some rounds again
+
+
+def part_of(recipe: Mapping[str, object], seed: int = 0) -> Federated:
+    """Make a party's own data: all of what the recipe gives, or the samples of its `party`-th client."""
+    from atoll.data import build
+
+    words = dict(recipe)
+    mine = whole("party", words.pop("party"), 0) if "party" in words else None
+    made = build(words, seed)
+
+    def split(silos: Silos | None) -> Silos | None:
+        if silos is None:
+            return None
+        x, y = silos[mine] if mine is not None else (silos.x, silos.y)
+        return Silos(np.ascontiguousarray(x), np.ascontiguousarray(y), np.array([0, len(x)]))
+
+    train = split(made.train)
+    assert train is not None
+    return replace(made, train=train, local=split(made.local), test=None, parties=())
+
+
+def blank(sample: Layout, classes: int) -> Federated:
+    """Data as an edge has it: nothing, of a certain shape."""
+    x, y = (np.zeros((0, *(sample.leaves[name].shape or ())), sample.leaves[name].dtype) for name in ("x", "y"))
+    none = Silos(x, y, np.zeros(2, np.int64))
+    return Federated(none, local=none, kind="classes" if classes else "real", classes=classes)
+
+
+def data_of(session: Session) -> Federated:
+    """Make this party's data, with the labels of everybody's."""
+    if session.sample is not None:
+        return blank(session.sample, session.classes)
+    mine = part_of(session.policy.data)
+    highest = int(mine.train.y.max(initial=0)) if mine.kind == "classes" else -1
+    if highest >= session.classes > 0:
+        raise Mismatch(f"this party's labels go up to {highest}, and the job has {session.classes} classes, from 0")
+    return replace(mine, classes=session.classes)
+
+
+def assembled(session: Session, data: Federated) -> tuple[Assembled, Federated, int]:
+    """Everybody else is taken to be like this party: what a job spends and sends does not depend on their sizes."""
+    said = parse(session.job, "the server's job", local=False, parts=session.policy.parts)
+    sizes = [max(int(data.train.sizes[0]), 1)] * max(session.parties, session.number + 1)
+    everybody, world = remote(data, sizes), session.world(said.seed)
+    made = assemble(said.job, everybody, said.seed, world=world, agreement=agreement_of(session.job))
+    return made, everybody, said.seed
+
+
+def worker_of(session: Session) -> Worker:
+    """Make the worker that trains. Its vectors are shortened to the norm that the party's policy allows."""
+    data = data_of(session)
+    made, _, _ = assembled(session, data)
+    handlers = dict(made.handlers)
+    for name, one in made.program.exchanges.items():
+        limited = Contribute(made.job.method, name, one.stages, one.start, max_norm=session.policy.max_norm)
+        handlers[f"{name}/contribute"] = limited
+    splits = {"train": data.train} | ({"local": data.local} if data.local is not None else {})
+    return Worker(handlers, splits, made.program.world, session.number)
+
+
+def summary(recipe: Mapping[str, object]) -> DataSummary:
+    """Say what a party holds, before it knows any job."""
+    return summary_of(part_of(recipe))
+
+
+def assess(session: Session, server: str, address: str) -> Assessment:
+    """Work out what a job would do to this party: what is asked, what it costs, reveals and spends."""
+    data = data_of(session)
+    made, everybody, seed = assembled(session, data)
+    job, program = made.job, made.program
+    questions = made.questions(len(everybody))
+    account = (made.ledger.server or made.ledger.of()) if made.ledger else None
+    fixed = job.rounds * len(job.method.cycle)
+    answers = OFTEN * (fixed or job.rounds * len(program.exchanges))
+    spent = tuple(account.epsilon(n) for n in range(1, answers + 1)) if account else ()
+    told = "local" in program.splits and program.evaluation is not None
+    schemas = [phase.schema for phase in job.method.phases.values()]
+    start = job.method.init(program.world, Population(program.sizes))
+    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(job.method.broadcast(start))) * len(program.exchanges)
+    combine, exposure = _weakest(program, questions)
+    manifest = Manifest(
+        server=server, method=name_of(job.method), model=_model(schemas),
+        parameters=max(schema.size for schema in schemas), rounds=job.rounds, cohort=made.wire.total.cohort,
+        combine=combine, exposure=exposure, noise=_least_noise(program),
+        epsilon=spent[(fixed or answers) - 1] if spent else None, length=_longest(program, session.policy.max_norm),
+        up=sum(exchange.up for exchange in program.exchanges.values()),
+        down=down,
+        metrics=tuple(program.evaluation.better) if told and program.evaluation else (), address=address,
+        asks=fixed or answers, fixed=bool(fixed),
+    )  # fmt: skip
+    conversations = {
+        phase: (exchange.combine, exchange.wire)
+        for phase, exchange in program.conversations.items()
+        if f"{phase}/contribute" not in questions
+    }
+    words = explain(job, everybody, seed, world=program.world, own=True)
+    return Assessment(
+        manifest, f"{words}\n\nin a policy\n  this model is {manifest.model}", questions, spent, conversations, answers,
+        len(job.method.cycle),
+    )  # fmt: skip
+
+
+def _weakest(program: Federate, questions: Mapping[str, Question]) -> tuple[str, Exposure]:
+    """Return the combine that hides least of all phases, and in which form vectors leave in it."""
+    order = get_args(Exposure).index
+    found: list[tuple[str, Exposure]] = []
+    for phase, exchange in program.exchanges.items():
+        mine = [one.exposure for name, one in questions.items() if one.contributes and name.startswith(f"{phase}/")]
+        found.append((name_of(exchange.combine), max(mine, key=order)))
+    return max(found, key=lambda one: (order(one[1]), one[0] != "secure_sum"))
+
+
+def _least_noise(program: Federate) -> tuple[Event, ...]:
+    """Return the noise of the phase that has least; where one has noise all have, and in the same places."""
+    noises = [exchange.wire.noise for exchange in program.exchanges.values()]
+    return min(noises, key=lambda events: [event.multiplier for event in events])
+
+
+def _longest(program: Federate, limit: float | None) -> float | None:
+    """Return how long a vector of any phase can be."""
+    bounds = [one.wire.l2 if limit is None else min(one.wire.l2 or inf, limit) for one in program.exchanges.values()]
+    return None if None in bounds else max(bound for bound in bounds if bound is not None)
+
+
+def _model(schemas: Sequence[Schema]) -> str:
+    """Return the hash of what is sent: of one phase its schema's, of several that of all."""
+    digests = [schema.digest for schema in schemas]
+    return (digests[0] if len(digests) == 1 else sha256(b"".join(digests)).digest()).hex()

@@ -1,0 +1,207 @@
+"""A party's record of what left its machine: lines that hold each other's hashes, on disk before anything is sent.
+
+Whoever may write the file may also rewrite its end; `Audit.head` is the hash to keep elsewhere against that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypedDict
+
+from atoll.core.disk import sync_folder
+from atoll.core.errors import AtollError, Unwritable
+from atoll.runtimes.network.server.disk import hold
+
+START = "0" * 64  # what stands for the line before the first
+_OWN = frozenset({"n", "time", "before", "what", "self"})
+_LEFT = "left"
+# In lines of release 0.1, the questions whose answers hold the party's vector.
+_CONTRIBUTES_0_1 = frozenset({"contribute", "secure.masked", "light.upload", "encrypted.seal"})
+
+
+class Broken(AtollError, ValueError):
+    """An audit log that is not what was written; `line` counts from 1."""
+
+    code = "audit_broken"
+
+    def __init__(self, line: int, why: str, path: Path | str) -> None:
+        super().__init__(f"{path}, line {line}: {why}; keep the file as evidence and start a new one")
+        self.line, self.why = line, why
+
+
+class AuditLine(TypedDict, total=False):
+    """What lines say that are read again; the first four are in every line."""
+
+    n: int
+    time: str
+    before: str
+    what: str
+    job: str
+    asked: str
+    sha256: str
+    bytes: int
+    brought: int
+    contributes: bool
+    epsilon: float
+
+
+class AuditLog:
+    """An append-only log, each line with the hash of the line before and one of itself. One process at a time.
+
+    Opening checks all of it. A last line that a crash has torn was never acknowledged: it is cut off, and a line says
+    so. `clock` tells the time of day, with its zone.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.path, self._clock, self._lock = path, clock, threading.Lock()
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unwritable(f"cannot write {path}: {error.strerror}; choose another file for the audit") from None
+        try:
+            hold(self._file, path.parent, "since a party joins a server only once")
+            sync_folder(path.parent)
+            self._n, self.head, self._size = 0, START, 0
+            for raw, _ in _whole_lines(path):
+                self._n, self.head, self._size = self._n + 1, sha256(raw).hexdigest(), self._size + len(raw) + 1
+            self._mend()
+        except BaseException:
+            self.close()
+            raise
+
+    def _mend(self) -> None:
+        """Cut off what follows the last whole line."""
+        torn = os.fstat(self._file).st_size - self._size
+        if torn:
+            rest = os.pread(self._file, torn, self._size)
+            os.ftruncate(self._file, self._size)
+            self.append("cut", bytes=torn, sha256=sha256(rest).hexdigest())
+
+    def append(self, what: str, /, **facts: object) -> str:
+        """Write a line; when this returns it is on disk. Return its hash."""
+        _check(facts)
+        with self._lock:
+            head = {"n": self._n + 1, "time": self._clock().isoformat(), "before": self.head, "what": what}
+            text = json.dumps({**head, **facts}, allow_nan=False, separators=(",", ":"))
+            body = text[:-1].encode()
+            raw = body + _seal(body)
+            self._write(raw + b"\n")
+            self._n, self.head, self._size = self._n + 1, sha256(raw).hexdigest(), self._size + len(raw) + 1
+            return self.head
+
+    def left(
+        self, *, job: str, question: int, asked: str, size: int, digest: str, epsilon: float | None = None,
+        brought: int | None = None, contributes: bool = False,
+    ) -> str:  # fmt: skip
+        """Say what is about to leave: the answer to which question, how large, its hash, the job's ε with it; and how
+        many bytes the question brought.
+        """
+        more: dict[str, float] = {} if brought is None else {"brought": int(brought)}
+        more |= {} if epsilon is None else {"epsilon": float(epsilon)}
+        return self.append(_LEFT, job=job, question=int(question), asked=asked, bytes=int(size), sha256=digest,
+                           contributes=bool(contributes), **more)  # fmt: skip
+
+    def _write(self, line: bytes) -> None:
+        try:
+            while line:  # a disk that gets full may take a part
+                line = line[os.write(self._file, line) :]
+            os.fsync(self._file)
+        except OSError as error:
+            with suppress(OSError):  # then the next start cuts it off
+                os.ftruncate(self._file, self._size)
+            raise Unwritable(f"cannot write {self.path}: {error.strerror}; nothing leaves without a line in it: "
+                             "free some space, then join again") from None  # fmt: skip
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def verify(path: Path) -> int:
+    """Return how many lines there are, or raise Broken with the first that is not as it was written."""
+    n = size = 0
+    for raw, _ in _whole_lines(path):
+        n, size = n + 1, size + len(raw) + 1
+    if path.stat().st_size > size:
+        raise Broken(n + 1, "the last line has no end, as after a crash or a cut", path)
+    return n
+
+
+def contributed(line: AuditLine) -> bool:
+    """Tell whether a line is about an answer that holds the party's vector; lines of release 0.1 are understood."""
+    if "contributes" in line:
+        return line["contributes"] is True
+    return line.get("asked") in _CONTRIBUTES_0_1
+
+
+def spent_this_month(path: Path, now: datetime, *, but: str | None = None) -> float:
+    """Return the ε of all jobs in the calendar month of `now`: the most that a job's lines of this month say.
+
+    A job's lines say what it has spent since it began, so one that spans two months counts wholly in both. `but` leaves
+    one job out: the one that is about to go on. What left without noise has no ε and is not in this figure.
+    """
+    if now.tzinfo is None:
+        raise ValueError(f"now={now}: a month begins at different moments in different places, so give a time zone")
+    spent: dict[str, float] = {}
+    for _, line in _whole_lines(path) if path.exists() else ():
+        when = datetime.fromisoformat(line["time"]).astimezone(now.tzinfo)
+        if "epsilon" in line and line["job"] != but and (when.year, when.month) == (now.year, now.month):
+            spent[line["job"]] = max(spent.get(line["job"], 0.0), line["epsilon"])
+    return math.fsum(spent.values())
+
+
+def _check(facts: Mapping[str, object]) -> None:
+    taken = sorted(_OWN & facts.keys())
+    if taken:
+        raise ValueError(f"{taken[0]}: every line of an audit has this already, so call the fact something else")
+    if "epsilon" in facts:
+        value = facts["epsilon"]
+        if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise ValueError(f"epsilon={value!r}: what was spent is a finite number from 0; leave it out without noise")
+        if not isinstance(facts.get("job"), str):
+            raise ValueError(f"job={facts.get('job')!r}: an epsilon is spent by a job, so name it")
+
+
+def _seal(body: bytes) -> bytes:
+    """The end of a line: a hash of all before it, so that a change names its line even in the last one."""
+    return b',"self":"' + sha256(body).hexdigest().encode() + b'"}'
+
+
+_END = len(_seal(b""))
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, AuditLine]]:
+    """Yield every line that has an end, and what it says, once it is known to be as it was written."""
+    before = START
+    with path.open("rb") as file:
+        for n, ended in enumerate(file, 1):
+            if not ended.endswith(b"\n"):
+                return
+            raw = ended[:-1]
+            if _seal(raw[:-_END]) != raw[-_END:]:
+                raise Broken(n, "it was changed after it was written", path)
+            try:
+                line: AuditLine = json.loads(raw)
+                follows = line["before"] == before and line["n"] == n
+            except (ValueError, KeyError, TypeError):
+                raise Broken(n, "no audit writes such a line", path) from None
+            if not follows:
+                raise Broken(n, "it does not follow the line before: lines were taken out, put in or moved", path)
+            before = sha256(raw).hexdigest()
+            yield raw, line

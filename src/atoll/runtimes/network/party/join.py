@@ -1,0 +1,489 @@
+"""Take part in a served job: read it, hold it against the party's own policy, train in a child process, answer.
+
+Nothing here imports what trains: a party that waits is small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+
+from atoll.core.errors import AtollError
+from atoll.core.question import Fault, Question
+from atoll.core.tree import Array, Tree, nest
+from atoll.core.wire import ClientSide, Member, Setting
+from atoll.core.world import World
+from atoll.crypto.keys import Identity, Refused
+from atoll.programs.evaluate import HIDDEN_LOCAL
+from atoll.runtimes.local.pool import ProcessPool
+from atoll.runtimes.local.process import Subprocess, TooLong
+from atoll.runtimes.local.worker import Chunk, PartyFailed
+from atoll.runtimes.network.messages.calls import HelloFirst, Times
+from atoll.runtimes.network.messages.envelope import (
+    AnswerHead,
+    Hello,
+    QuestionHead,
+    Receipt,
+    Welcome,
+    read_envelope,
+    write_envelope,
+)
+from atoll.runtimes.network.messages.payload import Header, Payload, header_of
+from atoll.runtimes.network.messages.trees import read_tree, write_tree
+from atoll.runtimes.network.party.audit import AuditLine, AuditLog, contributed, spent_this_month
+from atoll.runtimes.network.party.memory import OwnMemory
+from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
+from atoll.runtimes.network.party.session import Assessment, Session
+from atoll.runtimes.network.transport import PartyTransport
+
+if TYPE_CHECKING:
+    from atoll.core.method import DataSummary
+    from atoll.runtimes.network.party.roles import RoleSession
+    from atoll.runtimes.network.trust.tls import Credentials, Insecure, PartyTLS
+
+T = TypeVar("T")
+HELLO_FIRST = "say hello first"  # what a server says that was started again
+PATIENCE = 300.0  # seconds to read the data, and to work out what a job would do
+IN_TIME = 0.95  # of the server's wait: who gives up then can still say so
+
+
+class Declined(AtollError):
+    """A question that this party does not answer; the sentence and its code go to the server."""
+
+    code = "declined"
+
+    def __init__(self, sentence: str, code: str = code) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class Changed(Refused):
+    """A server that was started again with something else than this party has looked at and agreed to."""
+
+    code = "server_changed"
+
+    def __init__(self) -> None:
+        super().__init__("the server came back with another run, job or parties: join again to look at it")
+
+
+def join(
+    address: str,
+    credentials: PartyTLS | Insecure,
+    name: str,
+    policy: Policy,
+    folder: str | Path,
+    *,
+    server: str = "",
+    world: Callable[[int], World] = World.real,
+    times: Times | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> str:
+    """Take part until the server says that it is over; returns why. What the policy forbids raises NotAllowed.
+
+    `server` is the server's key, as rosters write it. Should another job come back under it, that is looked at anew.
+    """
+    if "use" not in policy.data:
+        from atoll.runtimes.network.party.join_roles import join_roles
+
+        return join_roles(
+            address, credentials, name, policy, folder, server=server, world=world, times=times, say=say, stop=stop
+        )
+    folder, times = Path(folder), times or Times()
+    with calling(address, credentials, folder, times) as (transport, audit):
+        while True:
+            with Subprocess() as child:
+                held = child.do(_summary, policy.data, within=PATIENCE)
+                hello = said(audit, address, Hello(name, held.samples, held.sample))
+                welcome = welcomed(transport, hello)
+                members = parties_of(welcome)
+                session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world)
+                work = partial(child.do, _assess, session, server, address, within=PATIENCE)
+                assessed = alive(work, partial(transport.hello, hello), times.silence / 3)
+            check_now(policy, audit, welcome, assessed.manifest)
+            say(assessed.words)
+            sides = sides_of(policy, welcome, assessed, credentials, name, folder, session)
+            audit.append("joined", server=address, job=welcome.manifest.hex())
+            party = Party(transport, hello, welcome, session, assessed, sides, folder, audit, times, say)
+            try:
+                return party.take_part(stop or threading.Event())
+            except Changed as reason:
+                say(str(reason))
+
+
+@contextmanager
+def calling(
+    address: str, credentials: PartyTLS | Insecure, folder: Path, times: Times
+) -> Iterator[tuple[PartyTransport, AuditLog]]:
+    """Open a line to a server, and the record of what leaves by it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    transport = PartyTransport(address, credentials, times=times, folder=folder)
+    with AuditLog(folder / "audit.jsonl") as audit, closing(transport):
+        yield transport, audit
+
+
+def said(audit: AuditLog, server: str, hello: Hello) -> bytes:
+    """Write a hello, after its line in the audit."""
+    text = write_envelope(hello)
+    audit.append(
+        "hello", server=server, samples=hello.samples, bytes=len(text), sha256=hashlib.sha256(text).hexdigest()
+    )
+    return text
+
+
+def welcomed(transport: PartyTransport, hello: bytes) -> Welcome:
+    """Say hello; return what the server says of its job."""
+    welcome = read_envelope(Welcome, transport.hello(hello))
+    if hashlib.sha256(welcome.job.encode()).digest() != welcome.manifest:
+        raise Refused("the job is not the one that its hash names: the server is broken or lies")
+    return welcome
+
+
+def check_now(policy: Policy, audit: AuditLog, welcome: Welcome, manifest: Manifest) -> None:
+    """Refuse a job that the policy forbids at this moment, after what other jobs have spent this month."""
+    now = datetime.now().astimezone()
+    spent = spent_this_month(audit.path, now, but=welcome.manifest.hex())
+    policy.check(manifest, now=now, spent=spent)
+
+
+def parties_of(welcome: Welcome) -> int:
+    """Count the parties as their server does: up to the highest number, for those of an edge need not begin at 0."""
+    return max(welcome.members.values(), default=welcome.number) + 1
+
+
+def _summary(recipe: Mapping[str, object]) -> DataSummary:
+    from atoll.runtimes.network.party.assess import summary
+
+    return summary(recipe)
+
+
+def _assess(session: Session, server: str, address: str) -> Assessment:
+    from atoll.runtimes.network.party.assess import assess
+
+    return assess(session, server, address)
+
+
+def sides_of(
+    policy: Policy, welcome: Welcome, assessed: Assessment, credentials: Credentials, name: str, folder: Path,
+    session: Session,
+) -> dict[str, ClientSide]:  # fmt: skip
+    """Take part in hidden sums with those whose keys this party knows from its own file, not from the server."""
+    if not assessed.conversations:
+        return {}
+    from atoll.combine.protocol import PartySession
+    from atoll.crypto.secagg.policy import Spent
+
+    identity, known = own_roster(
+        policy, credentials, name, "secure sums need the parties' keys",
+        "a hidden sum is worth something among parties whose keys this one knows itself",
+    )  # fmt: skip
+    members = {number: Member(who, known[who]) for who, number in welcome.members.items() if who in known}
+    if members.get(welcome.number) != Member(name, identity.public):
+        raise NotAllowed(f"the server calls {name} number {welcome.number} and says that this is somebody else's")
+    (folder / "spent").mkdir(exist_ok=True)
+    mine = PartySession(welcome.number, identity, policy.min_cohort, 2**31, Spent(folder / "spent"))
+    found = {}
+    for phase, (combine, wire) in assessed.conversations.items():
+        setting = Setting(phase, session.world(0), welcome.manifest, lambda: members)
+        side = combine.client(wire, setting, mine)
+        assert side is not None
+        found[phase] = side
+    return found
+
+
+def own_roster(
+    policy: Policy, credentials: Credentials, name: str, need: str, why: str
+) -> tuple[Identity, Mapping[str, bytes]]:
+    """Return a party's identity and the keys in its own file of them.
+
+    Args:
+        policy: names the file.
+        credentials: hold the identity.
+        name: the party's own, whose line must be in the file.
+        need: what the identity is for, said to a party without one.
+        why: what the file is for, said to a party without one.
+    """
+    from atoll.runtimes.network.trust.roster import Roster
+
+    identity = credentials.identity
+    if identity is None:
+        raise NotAllowed(f"{need}: join with --key instead of --insecure")
+    if policy.roster is None:
+        raise NotAllowed(f'roster: {why}; name the file of their lines, roster = "roster" (see {policy.name})')
+    try:
+        known = Roster.load(policy.roster).keys
+    except OSError as error:
+        raise NotAllowed(f"roster: cannot read {policy.roster}: {error.strerror} (see {policy.name})") from None
+    if known.get(name) != identity.public:
+        raise NotAllowed(f"roster: {policy.roster} has another key for {name} than its own, or none: mend its line")
+    return identity, known
+
+
+class RoleAnswers(Protocol):
+    """Who answers where this party plays a role (`join_roles`). A question that it does not answer raises Declined."""
+
+    def question(self, what: str) -> Question: ...
+    def answer(self, what: str, question: Tree, until: float) -> Tree: ...
+
+
+class Party:
+    """One party in one run: pulls questions, answers them, and writes down what leaves before it does."""
+
+    def __init__(
+        self, transport: PartyTransport, hello: bytes, welcome: Welcome, session: Session | RoleSession,
+        assessed: Assessment, sides: Mapping[str, ClientSide], folder: Path, audit: AuditLog, times: Times,
+        say: Callable[[str], None],
+        role: RoleAnswers | None = None,
+    ) -> None:  # fmt: skip
+        self._role = role
+        self._transport, self._hello, self._welcome, self._session = transport, hello, welcome, session
+        self._assessed, self._sides, self._policy, self._audit = assessed, sides, session.policy, audit
+        self._times, self._say = times, say
+        self._job = welcome.manifest.hex()
+        self._given, self._moved = answers_given(audit.path, self._job), bytes_moved(audit.path, self._job)
+        self._pool: ProcessPool | None = None
+        self._until = 0.0  # when the answer is due
+        self._used = -1  # the last ask whose answer was used, as the question says
+        self._memory = OwnMemory(folder / "memory" / self._job, session.policy.max_memory)
+        self._answered: tuple[QuestionHead, AnswerHead, bytes] | None = None  # should its receipt be lost
+        self._changed = False
+
+    def take_part(self, stop: threading.Event) -> str:
+        try:
+            self._greet()  # it may have been started again while this party looked at the job
+            while not stop.is_set():
+                try:
+                    self._turn()
+                except Changed:
+                    raise
+                except HelloFirst:
+                    self._greet()
+                except Refused as reason:
+                    return str(reason)
+            self._leave()
+            return "stopped by hand"
+        except Changed:
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        finally:
+            if self._pool:
+                self._pool.close()
+
+    def _greet(self) -> None:
+        """Say hello again, and see whether the server is still what this party has agreed to."""
+        self._changed |= read_envelope(Welcome, self._transport.hello(self._hello)) != self._welcome
+
+    def _leave(self) -> None:
+        with suppress(Refused, OSError):  # a server that is away finds out by itself
+            self._transport.leave()
+
+    def _turn(self) -> None:
+        """Wait for a question, answer it."""
+        if self._changed:
+            raise Changed
+        payload = self._transport.pull()
+        if payload is None:
+            return
+        with payload:
+            head = read_envelope(QuestionHead, payload.header.envelope)
+            self._move(payload.header.size)
+            if self._answered is None or self._answered[0] != head:
+                self._answered = (head, *self._answer(head, payload))
+            else:
+                self._move(len(self._answered[2]))
+        _, answer, text = self._answered
+        header = header_of("answer", f"{head.run}/{head.number}", text)
+        sealed = Header(header.kind, header.id, header.size, header.sha256, write_envelope(answer))
+        receipt = read_envelope(Receipt, self._transport.push(sealed, text))
+        what = f"declined {head.what}: {answer.declined}" if answer.declined else f"{head.what}: {header.size:,} bytes"
+        self._say(f"round {head.t + 1}, {what}" + (f", refused: {receipt.reason}" if receipt.reason else ""))
+
+    def _move(self, size: int) -> None:
+        """Count bytes of questions and answers, also of those that come or go again; refuse one too many."""
+        self._moved += size
+        most = self._policy.max_bytes
+        if most is not None and self._moved > most:
+            raise NotAllowed(
+                f"{self._policy.name}: max_bytes = {most:,}, and with this the job moves {self._moved:,}: "
+                "raise it to continue"
+            )
+
+    def _answer(self, head: QuestionHead, payload: Payload) -> tuple[AnswerHead, bytes]:
+        """Work an answer out; its line in the audit is on disk before it leaves."""
+        began, self._until = time.perf_counter(), time.monotonic() + IN_TIME * head.seconds
+        code, doing = "", f"the answer to {head.what!r}" if self._role else "training"
+        try:
+            text, why = write_tree(self._work(head, payload)), ""
+        except (Declined, Fault) as reason:
+            text, why, code = b"", str(reason)[:500], reason.code
+        except TooLong:
+            text, why = b"", f"{doing} was given up: it took longer than the {head.seconds:g} s that the server waits"
+        except PartyFailed as reason:
+            # What went wrong may tell of the data, so only this party reads it.
+            self._say(f"round {head.t + 1}: {reason}")
+            text, why = b"", f"{doing} failed at the party; its own log says why"
+        if self._changed:
+            raise Changed
+        header = header_of("answer", f"{head.run}/{head.number}", text)
+        self._move(header.size)
+        question, brought = head.number, payload.header.size
+        if why:
+            self._audit.append(
+                "declined", job=self._job, question=question, asked=head.what, brought=brought, why=why
+            )  # fmt: skip
+        else:
+            contributes = self._asked(head.what).contributes
+            self._given[_phase(head.what)] += contributes
+            counted, spends = self._assessed.counted(self._given), self._assessed.spent
+            spent = spends[counted - 1] if contributes and spends else None
+            self._audit.left(
+                job=self._job, question=question, asked=head.what, brought=brought, size=header.size,
+                digest=header.sha256.hex(), epsilon=spent, contributes=contributes,
+            )  # fmt: skip
+        seconds = time.perf_counter() - began
+        return AnswerHead(head.run, head.number, header.size, header.sha256, seconds, why, code), text
+
+    def _work(self, head: QuestionHead, payload: Payload) -> Tree:
+        asked, now = self._asked(head.what), datetime.now().astimezone()
+        layout = asked.asks
+        if not self._policy.open_at(now):
+            raise Declined(f"this party takes part at {self._policy.hours} only")
+        size, most = payload.header.size, layout.max_bytes
+        if size > most:  # too long to be read into memory
+            raise Declined(f"a question of {size:,} bytes: {head.what!r} has at most {most:,} in this job")
+        with payload:
+            question = read_tree(payload.body.read(), most, schema=layout)
+        if asked.contributes:
+            monthly = self._policy.max_epsilon_month is not None
+            others = spent_this_month(self._audit.path, now, but=self._job) if monthly else 0.0
+            within_policy(self._policy, self._assessed, self._given + Counter([_phase(head.what)]), others)
+        self._used = head.used
+        return alive(partial(self._reply, head, question), self._greet, self._times.silence / 3)
+
+    def _asked(self, what: str) -> Question:
+        """Look up what may be asked."""
+        if self._role is not None:
+            return self._role.question(what)
+        if what not in self._assessed.questions:
+            raise Declined(f"{what!r} is no question of this job")
+        return self._assessed.questions[what]
+
+    def _reply(self, head: QuestionHead, question: Tree) -> Tree:
+        if self._role is not None:
+            return self._role.answer(head.what, question, self._until)
+        phase, _, step = head.what.partition("/")
+        if phase not in self._sides:
+            return nest(self._train(head.what, question))
+        from atoll.crypto.keys import Abort
+
+        def vector(asked: Tree) -> Array:
+            found = self._train(f"{phase}/contribute", asked)
+            if not found["finite"].all():
+                raise Declined("the numbers of this party are not finite")
+            return found["vector"][0]
+
+        try:
+            return self._sides[phase].answer(step, question, vector)
+        except Abort as reason:
+            raise Declined(str(reason)) from None
+
+    def _train(self, what: str, question: Tree) -> dict[str, Array]:
+        """Answer in the child process, which is started when it is first needed and stays warm.
+
+        The round is the question's, which the protocols of hidden sums are bound to, and not that of the head, which a
+        server may choose for each party.
+        """
+        t = int(question["t"])
+        if self._pool is None:
+            self._pool = ProcessPool(self._session, 1)
+        # Later steps of a sum and evaluations belong to an ask that is not over.
+        if what.endswith("/contribute") and not what.startswith(HIDDEN_LOCAL):
+            self._memory.settle(self._used)
+        chunk = Chunk(what, t, np.array([self._welcome.number]), self._memory.recall(self._used), ())
+        ((answer, _),) = self._pool.answers([chunk], question, self._until)
+        # What it gives is copied, since the next answer takes its place.
+        if answer.memory:
+            self._memory.remember(t, answer.memory)
+        return {name: np.array(leaf) for name, leaf in answer.each.items()}
+
+
+def answers_given(path: Path, job: str) -> Counter[str]:
+    """Count, by phase, the answers with its vector that a party has given to a job, also before it was started again.
+
+    By their bytes: what was sent twice shows nothing more, and the numbers of questions are the server's.
+    """
+    given = (line for line in _lines(path, job) if line["what"] == "left" and contributed(line))
+    return Counter(_phase(asked) for asked, _ in {(line["asked"], line["sha256"]) for line in given})
+
+
+def _phase(what: str) -> str:
+    return what.rpartition("/")[0]
+
+
+def bytes_moved(path: Path, job: str) -> int:
+    """Add up the answers of a job and the questions that they were given to."""
+    return sum(line.get("bytes", 0) + line.get("brought", 0) for line in _lines(path, job))
+
+
+def _lines(path: Path, job: str) -> list[AuditLine]:
+    lines: list[AuditLine] = [
+        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")
+    ]
+    return [line for line in lines if line.get("job") == job]
+
+
+def within_policy(policy: Policy, assessed: Assessment, given: Mapping[str, int], others: float) -> None:
+    """Refuse one answer too many. The party counts them itself: what round it is, only the server says.
+
+    `given` are answers by phase, `others` is the ε that other jobs have spent this month.
+    """
+    most, answers, counted = policy.max_rounds, sum(given.values()), assessed.counted(given)
+    if most is not None and answers > most:
+        raise NotAllowed(f"{policy.name}: max_rounds = {most}, and the server asks again: raise it to continue")
+    if counted > assessed.answers:
+        raise NotAllowed(
+            f"the server asked {answers} times, and the job has {assessed.manifest.rounds} rounds: ask its owner why"
+        )
+    limit, spent = policy.max_epsilon_job, assessed.spent
+    if limit is not None and (not spent or spent[counted - 1] > limit):
+        raise NotAllowed(
+            f"{policy.name}: max_epsilon_job = {limit:g}, and answer {answers} would spend more: raise it to continue"
+        )
+    month = policy.max_epsilon_month
+    if month is not None and (not spent or others + spent[counted - 1] > month):
+        raise NotAllowed(
+            f"{policy.name}: max_epsilon_month = {month:g}, other jobs have spent {others:g}, and with answer "
+            f"{answers} it would be more: wait for the next month, or raise it"
+        )
+
+
+def alive(work: Callable[[], T], sign: Callable[[], object], every: float) -> T:
+    """Do work, giving a sign of life while it lasts.
+
+    The work stays in this thread: a process that it starts ends with the thread that started it.
+    """
+    done = threading.Event()
+
+    def live() -> None:
+        while not done.wait(every):
+            with suppress(Exception):  # a server that is away now may be back when the work is done
+                sign()
+
+    threading.Thread(target=live, daemon=True).start()
+    try:
+        return work()
+    finally:
+        done.set()

@@ -1,0 +1,322 @@
+"""What a party consents to: its own file of limits, and the one question whether a job stays within them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime, time
+from math import inf, isnan
+from pathlib import Path
+from typing import Self, get_args
+
+from atoll.core.errors import AtollError, nearest
+from atoll.core.question import Exposure
+from atoll.core.wire import Event
+from atoll.job.migrate import of_release_0_1
+
+ANY = "any"
+_WORD = 200
+REQUIRE = ("secure_sum", "noise")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+
+class BadPolicy(AtollError, ValueError):
+    """A policy that cannot be: the sentence names the key, what is wrong with it, and what would be right."""
+
+    code = "bad_policy"
+
+
+class NotAllowed(AtollError, ValueError):
+    """A job that this party's policy forbids; the sentence names the key and the remedy."""
+
+    code = "not_allowed"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a job would do to a party. `server` and `address` are what the party's own connection says they are."""
+
+    server: str  # its key, as rosters write it
+    method: str
+    model: str  # the hash of its schema
+    parameters: int
+    rounds: int
+    cohort: int
+    combine: str
+    exposure: Exposure = "plain"  # in which form a vector of this party leaves it
+    noise: tuple[Event, ...] = ()
+    epsilon: float | None = None  # of one party over the whole job; None: nothing is promised
+    length: float | None = None  # no vector of this party is longer; None: nothing is promised
+    up: int = 0  # bytes a round
+    down: int = 0
+    metrics: tuple[str, ...] = ()  # what is evaluated on the party's data and told
+    address: str = ""
+    role: str = ""  # that this party would play; of a job without roles none
+    partners: tuple[str, ...] = ()  # names of those who play the other roles
+    asks: int | None = None  # for this party's vector, over all rounds; None: one a round
+    fixed: bool = True  # so many; else at most, as the method decides while it runs
+
+    def __post_init__(self) -> None:
+        for name, least in (("parameters", 0), ("rounds", 1), ("cohort", 1), ("up", 0), ("down", 0)):
+            value = getattr(self, name)
+            if not _whole(value) or value < least:
+                raise ValueError(f"{name}={value!r}: a manifest says a whole number from {least}")
+        if self.epsilon is not None and not (_number(self.epsilon) and self.epsilon >= 0):
+            raise ValueError(f"epsilon={self.epsilon!r}: a manifest says a number from 0, or None without noise")
+        if self.exposure not in get_args(Exposure):
+            raise ValueError(f"exposure={self.exposure!r}: a manifest says one of {', '.join(get_args(Exposure))}")
+        # These words come from a peer and are shown in sentences.
+        words = (self.server, self.method, self.model, self.combine, self.address, self.role)
+        for word in (*words, *self.metrics, *self.partners):
+            if not (isinstance(word, str) and len(word) <= _WORD and word.isprintable()):
+                raise ValueError(
+                    f"{str(word)[:20]!r}: words of a manifest are printable and of up to {_WORD} characters"
+                )
+        if not all(isinstance(event, Event) for event in self.noise):
+            raise ValueError(f"noise={self.noise!r}: a manifest says events of noise")
+
+    @property
+    def bytes(self) -> int:
+        """What the models and vectors of the job's rounds take, both ways; a party counts all bytes as they move."""
+        return self.rounds * (self.up + self.down)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the server reads only a sum."""
+        return self.exposure in ("masked", "sealed")
+
+    @property
+    def own_noise(self) -> bool:
+        """Whether noise of the parties protects a vector: its own alone, or all of theirs in a hidden sum."""
+        kinds = {event.where for event in self.noise if event.multiplier > 0}
+        return "local" in kinds or (self.hidden and "distributed" in kinds)
+
+    @property
+    def multiplier(self) -> float:
+        """How much of such noise there is, over the bound of one vector."""
+        kinds = ("local", "distributed") if self.hidden else ("local",)
+        return max((event.multiplier for event in self.noise if event.where in kinds), default=0.0)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the server could read this party's vector as it is."""
+        if self.role:
+            return self.exposure == "plain"
+        return not self.hidden and not any(e.where == "local" and e.multiplier > 0 for e in self.noise)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A party's limits. Without a file: nothing leaves that the server could read as it is; all else is free."""
+
+    servers: tuple[str, ...] | None = None  # keys, lines or addresses; None: any that this party was told to join
+    methods: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None  # hashes of schemas
+    allow_plain: bool = False
+    require: tuple[str, ...] = ()  # "secure_sum": one that a lying server cannot open; "noise": by the parties
+    min_cohort: int = 3  # in a sum that hides vectors
+    min_noise: float | None = None  # of the parties' own, over the bound of one vector
+    max_norm: float | None = None  # this party shortens every vector to it, whatever the job says
+    allow_metrics: bool = False  # the server may learn how well a model does on this party's own test data
+    roster: str | None = None  # the file of the others' keys, from elsewhere than the server; secure sums need it
+    max_epsilon_job: float | None = None
+    max_epsilon_month: float | None = None
+    roles: tuple[str, ...] | None = None  # that this party plays; None: any
+    partners: tuple[str, ...] | None = None  # names that may play the other roles; None: any of this party's roster
+    max_bytes: int | None = None  # of a job, both ways
+    max_rounds: int | None = None
+    max_parameters: int = 100_000_000
+    max_memory: int = 10_000_000_000  # bytes that a method may keep at this party
+    hours: str | None = None  # "22:00-06:00", of the clock on the wall
+    # Packages whose parts a job may use, each with its digest: `atoll parts` prints them.
+    parts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    data: Mapping[str, object] = field(default_factory=dict, hash=False)  # a recipe, as in a job file
+    name: str = "the policy"  # where it was read from
+
+    def __post_init__(self) -> None:
+        numbers = dict.fromkeys(("max_epsilon_job", "max_epsilon_month", "min_noise", "max_norm"), "finite")
+        counts = dict.fromkeys(("max_bytes", "max_rounds", "max_parameters", "max_memory"), "whole")
+        for key, kind in {**numbers, **counts}.items():
+            value, right = getattr(self, key), _whole if kind == "whole" else _number
+            if value is not None and not (right(value) and 0 < value < inf):
+                raise BadPolicy(f"{key}={value!r}: a limit is a {kind} number above 0; leave it out for none")
+        if not _whole(self.min_cohort) or self.min_cohort < 3:
+            raise BadPolicy(f"min_cohort={self.min_cohort!r}: a whole number from 3, below which sums hide nobody")
+        for key in ("allow_plain", "allow_metrics"):
+            if not isinstance(getattr(self, key), bool):
+                raise BadPolicy(f"{key}={getattr(self, key)!r}: true or false")
+        for wish in self.require:
+            if wish not in REQUIRE:
+                raise BadPolicy(f"require={wish!r}: there is no such protection; {nearest(wish, REQUIRE)}")
+        if self.hours is not None:
+            _window(self.hours)
+        _check_parts(self.parts)
+
+    def open_at(self, now: datetime) -> bool:
+        """Whether this moment is within the hours: from the first minute on, until before the second."""
+        if self.hours is None:
+            return True
+        start, end = _window(self.hours)
+        at = now.time()
+        return start <= at < end if start < end else at >= start or at < end
+
+    def check(self, manifest: Manifest, *, now: datetime, spent: float) -> None:
+        """Raise NotAllowed with the first objection. `spent` is the ε that other jobs have spent this month."""
+        for objection in self.objections(manifest, now=now, spent=spent):
+            raise NotAllowed(objection)
+
+    def objections(self, manifest: Manifest, *, now: datetime, spent: float) -> Iterator[str]:
+        """Say all that this policy has against a job, a sentence each."""
+        yield from self._who(manifest)
+        yield from self._protection(manifest)
+        yield from self._epsilon(manifest, spent)
+        yield from self._limits(manifest, now)
+
+    def _who(self, job: Manifest) -> Iterator[str]:
+        # Of a whole line the key counts: its second word.
+        known = None if self.servers is None else {(line.split(maxsplit=2)[1:2] or [line])[0] for line in self.servers}
+        if known is not None and not known & {job.server, job.address} - {""}:
+            yield self._says("servers", f"{job.server or job.address} is not among those allowed", "add its key")
+        if self.methods is not None and job.method not in self.methods:
+            yield self._says("methods", f"{job.method} is not among those allowed", "add it")
+        if self.models is not None and job.model not in self.models:
+            yield self._says("models", f"the schema {job.model} is not among those allowed", "add its hash")
+        if self.roles is not None and job.role and job.role not in self.roles:
+            yield self._says("roles", f"the job gives this party role {job.role}, not among those allowed", "add it")
+        strangers = [] if self.partners is None else [name for name in job.partners if name not in self.partners]
+        if strangers:
+            fact = f"{strangers[0]} plays another role of the job, and is not among those allowed"
+            yield self._says("partners", fact, "add its name")
+
+    def _protection(self, job: Manifest) -> Iterator[str]:
+        if job.plain and job.role and not self.allow_plain:
+            fact = f"the hub reads answers of role {job.role} as they are"
+            yield self._says("allow_plain", fact, "ask for a program that seals them, or say allow_plain = true")
+        elif job.plain and not self.allow_plain:
+            fact = f"with {job.combine} the server reads this party's vector as it is"
+            yield self._says("allow_plain", fact, "ask for a job with secure_sum, or say allow_plain = true")
+        if "secure_sum" in self.require and not (job.hidden and job.combine == "secure_sum"):
+            yield self._says("require", f"{job.combine} is not a real secure_sum", "ask for one, or do not require it")
+        if "noise" in self.require and not job.own_noise:
+            fact = "this job has no noise that the parties add themselves"
+            yield self._says("require", fact, 'ask for "local" noise, or "distributed" under a secure_sum')
+        if self.min_noise is not None and job.multiplier < self.min_noise:
+            fact = f"the noise of the parties themselves is {job.multiplier:g} times the bound of a vector"
+            yield self._says("min_noise", f"{fact}, and {self.min_noise:g} must be", "ask for more")
+        if job.metrics and not self.allow_metrics:
+            fact = f"the job asks how well its models do on this party's own test data ({', '.join(job.metrics)})"
+            yield self._says("allow_metrics", fact, "say allow_metrics = true, or ask for a job without own test data")
+        if job.hidden and not job.role and job.cohort < self.min_cohort:
+            fact = f"{job.cohort} parties are in a sum, and {self.min_cohort} must be"
+            yield self._says("min_cohort", fact, "ask for a larger cohort")
+
+    def _epsilon(self, job: Manifest, spent: float) -> Iterator[str]:
+        if not _number(spent) or spent < 0:
+            raise ValueError(f"spent={spent!r}: what was spent is a number from 0")
+        most, month = self.max_epsilon_job, self.max_epsilon_month
+        epsilon = inf if job.epsilon is None else job.epsilon
+        said = f"this job has ε = {epsilon:g}" if epsilon < inf else "this job has no bound on ε"
+        remedy = "ask for fewer rounds or more noise"
+        if most is not None and epsilon > most:
+            yield self._says("max_epsilon_job", f"{said}, and {most:g} is the limit", remedy)
+        if month is not None and spent + epsilon > month:
+            fact = f"{spent:g} was spent this month, {said}, and {month:g} is the limit"
+            yield self._says("max_epsilon_month", fact, f"wait for the next month, or {remedy}")
+
+    def _limits(self, job: Manifest, now: datetime) -> Iterator[str]:
+        if job.parameters > self.max_parameters:
+            fact = f"the model has {job.parameters:,} parameters, and {self.max_parameters:,} is the limit"
+            yield self._says("max_parameters", fact, "ask for a smaller model")
+        if self.max_bytes is not None and job.bytes > self.max_bytes:
+            fact = f"the job moves up to {job.bytes:,} bytes, and {self.max_bytes:,} is the limit"
+            yield self._says("max_bytes", fact, "ask for fewer rounds or a smaller model")
+        asks = job.rounds if job.asks is None else job.asks
+        if self.max_rounds is not None and asks > self.max_rounds:
+            told = f", which ask a party {asks:,} times" if asks != job.rounds else ""
+            if not job.fixed:
+                told = f", the method decides as it runs how often they ask, here up to {asks:,} times"
+            fact = f"the job has {job.rounds:,} rounds{told}, and {self.max_rounds:,} is the limit"
+            yield self._says("max_rounds", fact, "ask for fewer rounds")
+        if not self.open_at(now):
+            fact = f"it is {now:%H:%M}, and this party takes part at {self.hours}"
+            yield self._says("hours", fact, "join again then")
+
+    def _says(self, key: str, fact: str, remedy: str) -> str:
+        return f"{key}: {fact}; {remedy} (see {self.name})"
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a policy file."""
+        try:
+            return cls.parse(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadPolicy(f"cannot read {path}: {error}; without a policy nothing is joined") from None
+
+    @classmethod
+    def parse(cls, text: str, name: str = "the policy") -> Self:
+        """Read a policy from the text of a file."""
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise BadPolicy(f"{name} is not TOML: {error}") from None
+        known = {f.name for f in fields(cls)} - {"name"}
+        try:
+            for key in table:
+                if key not in known:
+                    raise BadPolicy(f"{key}: a policy has no such key; {nearest(key, known)}")
+            made: Callable[..., Self] = cls  # the values are checked one by one
+            return made(**{key: _value(key, value) for key, value in table.items()}, name=name)
+        except BadPolicy as error:
+            raise BadPolicy(f"{name}: {error}{of_release_0_1(table)}") from None
+
+
+def _value(key: str, value: object) -> object:
+    """Turn what TOML has into what the field holds; what is left to check, the policy checks itself."""
+    if key in ("servers", "methods", "models", "roles", "partners"):
+        if value == ANY:
+            return None
+        if not isinstance(value, list) or not all(isinstance(v, str) and v and v != ANY for v in value):
+            raise BadPolicy(f'{key}={value!r}: a list of names, or "{ANY}"')
+        return tuple(value)
+    if key == "require":
+        wishes = [value] if isinstance(value, str) else value
+        if not isinstance(wishes, list) or not all(isinstance(v, str) for v in wishes):
+            raise BadPolicy(f"require={value!r}: {' or '.join(REQUIRE)}, or a list of both")
+        return tuple(v for v in wishes if v != "nothing")
+    example = {"hours": "22:00-06:00", "roster": "roster"}.get(key)
+    if example and not isinstance(value, str):
+        raise BadPolicy(f'{key}={value!r}: a text, as in "{example}"')
+    if key == "parts" and not isinstance(value, dict):
+        raise BadPolicy(f"parts={value!r}: a table of packages and digests; `atoll parts` prints it")
+    if key == "data" and not isinstance(value, dict):
+        raise BadPolicy(f'data={value!r}: a table, as in data = {{ use = "csv" }}')
+    return value
+
+
+def _check_parts(parts: Mapping[str, str]) -> None:
+    for name, digest in parts.items():
+        if not (isinstance(name, str) and 0 < len(name) <= _WORD and name.isprintable()):
+            raise BadPolicy(f"parts: {str(name)[:20]!r} is no name of a package; `atoll parts` prints those here")
+        if not (isinstance(digest, str) and _DIGEST.fullmatch(digest)):
+            raise BadPolicy(f"parts.{name}={digest!r}: a digest is 64 digits of 0-9 and a-f; `atoll parts` prints it")
+
+
+def _window(hours: str) -> tuple[time, time]:
+    found = _HOURS.fullmatch(hours)
+    if not found:
+        raise BadPolicy(f'hours={hours!r}: two times of day, as in "22:00-06:00"')
+    a, b, c, d = map(int, found.groups())
+    if (a, b) == (c, d):
+        raise BadPolicy(f"hours={hours!r}: this is no time at all or all the time; leave hours out for the latter")
+    return time(a, b), time(c, d)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _number(value: object) -> bool:
+    return _whole(value) or (isinstance(value, float) and not isnan(value))

@@ -1,0 +1,443 @@
+"""The server's side of every question: who is there, what is asked, what came back. It runs no training."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import IO
+
+import numpy as np
+
+from atoll.core.effects import Ask, Cohort, Note, Recorder, Replies
+from atoll.core.errors import AtollError
+from atoll.core.party import ragged
+from atoll.core.question import Fault, Layout, Question
+from atoll.core.tree import Array, Tree, leaves
+from atoll.crypto.keys import Refused
+from atoll.runtimes.local.worker import Chunk, Worker
+from atoll.runtimes.network.messages.calls import HelloFirst, Times
+from atoll.runtimes.network.messages.envelope import (
+    AnswerHead,
+    Hello,
+    QuestionHead,
+    Receipt,
+    Welcome,
+    read_envelope,
+    write_envelope,
+)
+from atoll.runtimes.network.messages.payload import Header, QuestionPayload, header_of
+from atoll.runtimes.network.messages.trees import read_tree, write_tree
+from atoll.runtimes.network.server.health import OpenQuestion, PartySeen, Standing
+from atoll.runtimes.network.server.store import Store
+from atoll.runtimes.network.server.tables import Answer, Stranger
+
+AT_A_TIME = 8  # answers that are in memory to be looked at; others wait on disk
+
+
+class NobodyThere(AtollError, RuntimeError):
+    """Too few parties came in the time given."""
+
+    code = "nobody_there"
+
+
+@dataclass
+class _Open:
+    """A question that parties may answer now."""
+
+    number: int
+    what: str
+    t: int
+    questions: Mapping[int, QuestionPayload]  # by party
+    opened: float = field(default_factory=time.monotonic)
+    done: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)  # of those
+    taken: set[int] = field(default_factory=set)  # answers that were handed over
+
+    @property
+    def missing(self) -> set[int]:
+        return self.questions.keys() - self.done
+
+
+class Hub:
+    """Answers a program's questions by asking parties over the network, and serves those parties' calls.
+
+    A bad answer is refused by name and reason and changes nothing; sums are added in the order of the parties'
+    numbers, whoever came first.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        store: Store,
+        journal: Recorder,
+        local: Worker,
+        questions: Mapping[str, Question],
+        *,
+        data: Layout,
+        classes: int = 0,
+        job: str,
+        manifest: bytes,
+        key_of: Callable[[str], str],
+        times: Times,
+        elapsed: float = 0.0,
+    ) -> None:
+        self._run, self._store, self._journal, self._local = run, store, journal, local
+        self._questions, self._data, self._job, self._manifest = dict(questions), data, job, manifest
+        self._told = {name: question.answers for name, question in questions.items()}
+        self._used: Array | None = None  # by party: the last ask whose answer was used
+        self._classes = classes
+        self._members = {member.name: member.number for member in store.members() if member.listed}
+        self._key_of, self._times = key_of, times
+        self._began = time.perf_counter() - elapsed
+        lock = threading.RLock()
+        self._turn = threading.Condition(lock)  # for the program: somebody came, went or answered
+        self._news = threading.Condition(lock)  # for parties: there is a question, or will be none
+        self._desk = threading.Semaphore(AT_A_TIME)
+        self._seen: dict[int, float] = {}
+        self._numbers: dict[str, int] = {}
+        self._open: dict[int, _Open] = {}
+        self._informed: set[int] = set()  # who was told that it is over
+        self._needed = 0  # parties that are waited for now
+        self._tally: Counter[str] = Counter()  # answers by verdict, bytes in and out
+        self.over = ""  # why there will be no further question
+
+    # --- parties' calls, from many threads ---
+
+    def hello(self, name: str, hello: bytes) -> bytes:
+        try:
+            said = read_envelope(Hello, hello)
+        except Fault as fault:
+            raise Refused(str(fault)) from None
+        if said.data != self._data and not said.edge:
+            raise Refused(f"{name} holds other data than the job is about: {_words(self._data)}")
+        try:
+            number = self._store.join(name, self._key_of(name), said.samples)
+        except Stranger as reason:
+            raise Refused(str(reason)) from None
+        with self._turn:
+            new = name not in self._numbers
+            self._numbers[name] = number
+            self._here(number)
+            self._turn.notify_all()
+        if new:
+            self._journal.note(Note("joined", {"party": name, "number": number, "samples": said.samples}))
+        told = (self._job, self._manifest, self._told, self._members, self._classes, self._data)
+        return write_envelope(Welcome(self._run, number, *told))
+
+    def next_question(self, name: str, wait: float) -> QuestionPayload | None:
+        number = self._number(name)
+        until = time.monotonic() + wait
+        with self._turn:
+            self._here(number)  # not when a question wakes it: by then the caller may have gone
+            while True:
+                if self.over:
+                    self._informed.add(number)
+                    self._turn.notify_all()
+                    raise Refused(self.over)
+                for now in self._open.values():
+                    if number in now.missing:
+                        self._tally["bytes_out"] += now.questions[number].header.size
+                        return now.questions[number]
+                left = until - time.monotonic()
+                if left <= 0 or not self._news.wait(left):
+                    return None
+
+    def answer(self, name: str, header: Header, body: IO[bytes]) -> bytes:
+        number = self._number(name)
+        with self._desk:
+            question, verdict, reason = self._decide(name, number, header, body)
+        with self._turn:
+            self._here(number)
+            self._tally.update({verdict: 1, "bytes_in": header.size})
+            if verdict in ("accepted", "rejected", "again") and question in self._open:
+                self._open[question].done.add(number)
+                if verdict == "rejected":
+                    self._open[question].refused.add(number)
+            self._turn.notify_all()
+        return write_envelope(Receipt(verdict in ("accepted", "again"), reason))
+
+    def here(self, name: str) -> None:
+        if name in self._numbers:
+            self._here(self._numbers[name])
+
+    def goodbye(self, name: str) -> None:
+        with self._turn:
+            self._seen.pop(self._numbers.get(name, -1), None)
+            self._turn.notify_all()
+        self._journal.note(Note("left", {"party": name}))
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers:
+            raise HelloFirst
+        return self._numbers[name]
+
+    def _here(self, number: int) -> None:
+        self._seen[number] = time.monotonic()
+
+    def _decide(self, name: str, number: int, header: Header, body: IO[bytes]) -> tuple[int, str, str]:
+        """Check an answer against what the job says it looks like; only what is right is ever kept."""
+        question = -1
+        try:
+            head = read_envelope(AnswerHead, header.envelope)
+            with self._turn:
+                now = self._open.get(head.number)
+            if head.run != self._run or now is None or number not in now.questions:
+                return question, "late", "the question was closed before this answer came"
+            question = now.number
+            if head.declined:
+                self._store.reject(question, number, head.declined)
+                said = {"why": head.declined, "code": head.code}
+                self._journal.note(Note("declined", {"party": name, "asked": now.what, **said}))
+                return question, "rejected", ""
+            layout = self._questions[now.what].answers
+            if header.size > layout.max_bytes:
+                raise Fault("size", f"{header.size} bytes: an answer to {now.what!r} has {layout.max_bytes}")
+            data = body.read()
+            if not np.all(read_tree(data, layout.max_bytes, schema=layout).get("finite", True)):
+                raise Fault("not finite", "the party itself says that its numbers were not finite")
+        except Fault as fault:
+            question = self._asked_of(number) if question < 0 else question
+            self._store.reject(question, number, str(fault))
+            self._journal.note(Note("rejected", {"party": name, "reason": fault.reason, "why": str(fault)}))
+            return question, "rejected", str(fault)
+        verdict = self._store.accept(question, number, header.sha256.hex(), data)
+        why = "" if verdict in ("accepted", "again") else f"this answer counts no more: it is {verdict}"
+        return question, verdict, why
+
+    def _asked_of(self, number: int) -> int:
+        """What a party was asked whose answer does not even say what it answers."""
+        with self._turn:
+            return next((now.number for now in self._open.values() if number in now.missing), -1)
+
+    # --- the program's effects, from one thread ---
+
+    def note(self, note: Note) -> None:
+        facts = dict(note.facts)
+        if note.what == "rejected":  # a program knows parties by their numbers, people know them by their names
+            number = facts.pop("number")
+            facts = {"party": next((name for name, n in self._members.items() if n == number), str(number)), **facts}
+        self._journal.note(Note(note.what, facts))
+
+    def checkpoint(self, memory: Tree) -> None:
+        self._journal.checkpoint(memory)
+
+    def settle(self, used: Array) -> None:
+        self._used = used
+
+    def declare(self, questions: Mapping[str, Question]) -> None:
+        """Let more be asked, that was not known when parties came: what a role answers depends on what all bring."""
+        self._questions |= questions
+
+    def online(self) -> Cohort:
+        """Numbers of the parties that gave a sign of life lately."""
+        with self._turn:
+            return np.array(sorted(n for n in self._seen if self._alive(n)), np.int64)
+
+    def members(self) -> list[int]:
+        """Numbers of all who may come."""
+        return sorted(self._members.values())
+
+    def _alive(self, number: int) -> bool:
+        return time.monotonic() - self._seen.get(number, -np.inf) <= self._times.silence
+
+    def wait_for(self, parties: int, within: float, named: Collection[int] = ()) -> None:
+        """Wait until this many parties, and those named among them, are there; end the run if they do not come."""
+        until = time.monotonic() + within
+        while len(there := self.online()) < parties or not set(named) <= set(there.tolist()):
+            if time.monotonic() > until:
+                names = ", ".join(name for name, number in self._members.items() if number in named)
+                who = f"{len(there)} of {parties} parties" if len(there) < parties else f"not all of {names}"
+                raise NobodyThere(
+                    f"{who} came within {within:g} s: start them (atoll join) and serve again; "
+                    "no round that was done is lost"
+                )
+            with self._turn:
+                self._needed = parties
+                self._turn.wait(0.2)
+        self._needed = 0
+
+    def ask(self, ask: Ask) -> Replies:
+        began = time.perf_counter()
+        if ask.what in self._local.handlers and self._local.handlers[ask.what].split == "test":
+            return self._ask_here(ask, began)
+        within = self._times.answer if ask.within is None else ask.within
+        return self._gathered(ask, self._put(ask, within), within, began)
+
+    def together(self, asks: tuple[Ask, ...]) -> tuple[Replies, ...]:
+        """Put all questions, each to parties of its own, then wait for the answers to each."""
+        began = time.perf_counter()
+        within = [self._times.answer if ask.within is None else ask.within for ask in asks]
+        put = [self._put(ask, seconds) for ask, seconds in zip(asks, within, strict=True)]
+        return tuple(self._gathered(*each, began) for each in zip(asks, put, within, strict=True))
+
+    def _gathered(self, ask: Ask, asked: set[int], within: float, began: float) -> Replies:
+        """Wait for the answers to a question, close it and read them."""
+        with self._turn:
+            self._wait(ask, asked, within)
+            ready = self._taken(ask)
+            # Where nothing may come late, or all was taken, the question is over; else the rest comes with a later ask.
+            over = [now for now in self._open.values() if now.what == ask.what and _ends(now, ask)]
+            for now in over:
+                del self._open[now.number]
+            stale = sum(len(now.questions.keys() - now.taken) for now in over) if ask.max_staleness is not None else 0
+        for now in over:
+            self._store.close_question(now.number)
+        replies = self._collect(ask, ready, asked, began, stale)
+        for now in over:
+            self._store.forget(now.number)
+        return replies
+
+    def _put(self, ask: Ask, within: float) -> set[int]:
+        """Open the question; while answers may come late, parties that are still at work are asked nothing more."""
+        busy = {p for now in self._open.values() for p in now.questions if p not in now.taken}
+        free = [int(p) for p in ask.to if int(p) not in busy]
+        with self._turn:  # who is gone is not at work
+            at_work = sum(self._alive(p) for p in busy)
+        asked = free if ask.max_staleness is None else free[: max(len(ask.to) - at_work, 0)]
+        if not asked:
+            return set()
+        t = int(ask.body["t"])
+        number = self._store.open_question(self._run, ask.what, t, asked, within)
+        single = ask.each or self._used is not None
+        common = None if single else self._question(number, ask, ask.body, t, within)
+        each = {p: {**ask.body, **ask.each.get(p, {})} for p in asked} if ask.each else dict.fromkeys(asked, ask.body)
+        questions = {p: common or self._question(number, ask, each[p], t, within, p) for p in asked}
+        with self._turn:
+            self._open[number] = _Open(number, ask.what, t, questions)
+            self._news.notify_all()
+        return set(asked)
+
+    def _question(
+        self, number: int, ask: Ask, tree: Tree, t: int, within: float, party: int | None = None
+    ) -> QuestionPayload:
+        body = write_tree(tree)
+        used = -1 if self._used is None or party is None else int(self._used[party])
+        header = header_of("question", f"{self._run}/{number}", body)
+        head = QuestionHead(self._run, number, ask.what, t, within, header.size, header.sha256, used)
+        return QuestionPayload(Header("question", header.id, header.size, header.sha256, write_envelope(head)), body)
+
+    def _wait(self, ask: Ask, asked: set[int], within: float) -> None:
+        """Wait for enough answers, for everybody who still gives a sign of life, or for the deadline."""
+        until = time.monotonic() + within
+        goal = len(asked) if ask.goal is None else ask.goal
+        while True:
+            missing = {p for now in self._open.values() for p in now.missing if now.what == ask.what}
+            here = sum(len(parties - self._open[number].refused) for (number, _), parties in self._ready(ask).items())
+            if here >= goal or not any(self._alive(p) for p in missing) or time.monotonic() > until:
+                return
+            self._turn.wait(0.2)
+
+    def _ready(self, ask: Ask) -> dict[_Key, set[int]]:
+        """Who has answered, by the question; what is older than may be is not among it."""
+        oldest = int(ask.body["t"]) - (ask.max_staleness or 0)
+        same = [now for now in self._open.values() if now.what == ask.what and now.t >= oldest]
+        return {(now.number, now.t): now.done - now.taken for now in same}
+
+    def _taken(self, ask: Ask) -> dict[_Key, set[int]]:
+        """Take what is ready; where answers may come late only as many as are enough, the oldest first."""
+        ready = self._ready(ask)
+        left = None if ask.max_staleness is None else ask.goal
+        for (number, _), parties in sorted(ready.items()):
+            refused = self._open[number].refused
+            good = sorted(parties - refused)[:left]
+            left = None if left is None else left - len(good)
+            parties.intersection_update(refused.union(good))
+            self._open[number].taken |= parties
+        return ready
+
+    def _collect(self, ask: Ask, ready: Mapping[_Key, set[int]], asked: set[int], began: float, stale: int) -> Replies:
+        layout, t = self._questions[ask.what].answers, int(ask.body["t"])
+        found: list[tuple[int, int, Answer]] = []
+        refused = 0
+        for (number, then), parties in ready.items():
+            for answer in self._store.answers(number):
+                if answer.party in parties:
+                    refused += answer.verdict == "rejected"
+                    found += [(answer.party, t - then, answer)] if answer.file else []
+        found.sort(key=lambda entry: entry[:2])
+        sums: dict[str, Array] = {}
+        each: dict[str, list[Array]] = {}
+        for _, age, answer in found:
+            assert answer.file
+            tree = read_tree(answer.file.read_bytes(), layout.max_bytes, schema=layout)
+            for name, leaf in leaves(tree):
+                row = np.asarray(leaf)
+                if name not in ask.fold:
+                    # A copy: what is read is a view of the whole answer, which may go.
+                    each.setdefault(name, []).append(row.copy())
+                elif name in sums:
+                    sums[name] += row[0]
+                else:
+                    sums[name] = row[0].copy()
+            if ask.max_staleness is not None:
+                each.setdefault("age", []).append(np.array([age]))
+        seconds = time.perf_counter() - began
+        facts: dict[str, float] = {"seconds": seconds, "elapsed": time.perf_counter() - self._began}
+        lost = len(asked) - len(found) - refused if ask.max_staleness is None else 0
+        counts = {"lost": lost, "rejected": refused, "stale": stale}
+        facts |= {name: count for name, count in counts.items() if count}
+        facts |= {} if ask.max_staleness is None else {"asked": len(asked)}
+        short = {path for path, leaf in layout.leaves.items() if leaf.upto}
+        rows = {name: ragged(parts) if name in short else np.concatenate(parts) for name, parts in each.items()}
+        return Replies(np.array([party for party, _, _ in found], np.int64), rows, sums, facts)
+
+    def _ask_here(self, ask: Ask, began: float) -> Replies:
+        """Evaluate on the server's own test data."""
+        chunk = Chunk(ask.what, int(ask.body["t"]), np.asarray(ask.to), None, ask.fold)
+        answer = self._local.answer(chunk, ask.body)
+        seconds = time.perf_counter() - began
+        facts = {"seconds": seconds, **answer.seconds, "elapsed": time.perf_counter() - self._began}
+        return Replies(np.asarray(ask.to), answer.each, answer.sums, facts)
+
+    def snapshot(self) -> Standing:
+        """Say how it stands at this moment, for people and monitors: names and counts, nothing that was sent."""
+        with self._turn:
+            now, names = time.monotonic(), {number: name for name, number in self._numbers.items()}
+            parties: dict[str, PartySeen] = {
+                name: {"connected": self._alive(n), "silent": now - self._seen[n] if n in self._seen else None}
+                for n, name in sorted(names.items())
+            }
+            questions: list[OpenQuestion] = [
+                {
+                    "what": one.what, "round": one.t + 1, "seconds": now - one.opened, "asked": len(one.questions),
+                    "late": [names.get(n, f"party {n}") for n in sorted(one.missing)],
+                }
+                for one in self._open.values()
+            ]  # fmt: skip
+            tally = dict(self._tally)
+            return {"over": self.over, "needed": self._needed, "parties": parties, "questions": questions,
+                    "bytes_in": tally.pop("bytes_in", 0), "bytes_out": tally.pop("bytes_out", 0),
+                    "answers": tally}  # fmt: skip
+
+    def end(self, why: str) -> None:
+        """Tell everybody who still asks that it is over."""
+        with self._turn:
+            self.over = why
+            self._news.notify_all()
+
+    def farewell(self, parties: Collection[int], within: float) -> None:
+        """Wait until these parties, if they are there, were told that it is over."""
+        until = time.monotonic() + within
+        with self._turn:
+            while any(self._alive(p) for p in set(parties) - self._informed) and time.monotonic() < until:
+                self._turn.wait(0.1)
+
+
+_Key = tuple[int, int]  # of a question: its number, its round
+
+
+def _ends(now: _Open, ask: Ask) -> bool:
+    return (
+        ask.max_staleness is None
+        or now.taken == now.questions.keys()
+        or now.t <= int(ask.body["t"]) - ask.max_staleness
+    )
+
+
+def _words(layout: Layout) -> str:
+    if not layout.leaves:
+        return "it is a program with roles; name a file and its id column in the policy's data, without `use`"
+    return f"its samples must be {', '.join(f'{k} {leaf.dtype} {leaf.shape}' for k, leaf in layout.leaves.items())}"

@@ -1,0 +1,270 @@
+"""Serve a job to real parties: the same program as a simulation's, asked over the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from atoll.core.disk import replace_file
+from atoll.core.effects import Cohort, Note, Sink, drive
+from atoll.core.errors import Unwritable
+from atoll.core.question import Question
+from atoll.core.tree import Tree
+from atoll.core.wire import Member, Mismatch
+from atoll.core.world import World
+from atoll.data.federated import Federated, Silos
+from atoll.job.assemble import Assembled, agreement_of, assemble, check_stops, summary_of
+from atoll.job.job import Job
+from atoll.journal import Journal, reopen
+from atoll.journal.read import NoRun
+from atoll.journal.write import save, write_format
+from atoll.runtimes.run import Run, describe
+
+if TYPE_CHECKING:
+    from atoll.runtimes.network.messages.calls import Limits, Times
+    from atoll.runtimes.network.server.hub import Hub
+    from atoll.runtimes.network.server.monitor import Monitor
+    from atoll.runtimes.network.server.store import Store
+    from atoll.runtimes.network.server.tables import RunState
+    from atoll.runtimes.network.trust.tls import Insecure, ServerTLS
+
+
+@dataclass(frozen=True)
+class Served:
+    """How a run over the network ended."""
+
+    run: Run
+    state: str
+    reason: str
+
+
+def remote(data: Federated, sizes: list[int]) -> Federated:
+    """Describe parties that are elsewhere: how many samples each has, of which shape; the test set is the server's."""
+    x, y = data.train.x[:0], data.train.y[:0]
+    train = Silos(x, y, np.concatenate([[0], np.cumsum(sizes)]))
+    local = None if data.local is None else Silos(x, y, np.zeros(len(sizes) + 1, np.int64))
+    return replace(data, train=train, local=local, parties=())
+
+
+def manifest_text(job: Job, data: Federated, seed: int) -> str:
+    """Write the job as parties get it: what they read, check against their policy, and hold the server to."""
+    from atoll.job.file import dumps, to_table
+
+    return dumps(to_table(job, data.recipe, seed))
+
+
+def serve(
+    job: Job,
+    data: Federated,
+    seed: int = 0,
+    *,
+    address: str,
+    credentials: ServerTLS | Insecure,
+    roster: Callable[[], Mapping[str, str]],
+    folder: str | Path,
+    parties: int | None = None,
+    world: Callable[[int], World] = World.real,
+    times: Times | None = None,
+    sinks: tuple[Sink, ...] = (),
+    health: str | None = None,
+    ready: Callable[[str], None] = lambda _: None,
+) -> Served:
+    """Run a job with the parties of a roster; a folder that holds an unfinished run is resumed.
+
+    Args:
+        job: what to train.
+        data: a description of the parties' data, and the server's own test set.
+        seed: of all public randomness.
+        address: where to listen, as host:port.
+        credentials: the server's keys.
+        roster: names and keys of all who may come; read again whenever somebody comes.
+        folder: the run folder.
+        parties: how many must be there to begin (default: all of the roster).
+        world: where private draws come from; anything but the default is for tests on one machine.
+        times: `times.patience` is how long to wait for parties, `times.answer` for their answers, in seconds.
+        sinks: functions that are told every fact.
+        health: an address of this machine, for monitors.
+        ready: is told the address when the server listens.
+    """
+    from atoll.job.file import third_party
+    from atoll.runtimes.network.messages.calls import Limits, Times
+
+    third_party(job)  # refuses parts that no party could have
+    folder, times = Path(folder), times or Times(patience=600.0)
+    folder.mkdir(parents=True, exist_ok=True)
+    known, place = roster(), world(seed)
+    text = manifest_text(job, data, seed)
+    memory = kept(folder, text)
+    first = assemble(job, remote(data, [1] * len(known)), seed, world=place)
+    check_stops(job.stop, first.program.splits)
+    with entered(folder, known, job.rounds, health, sinks) as (monitor, store, journal):
+        questions = first.questions(len(known))
+        hub = _hub(store, journal, first, questions, data, text, roster, times, memory)
+        monitor.follow(hub.snapshot)
+
+        def work() -> Run:
+            hub.wait_for(parties or len(known), times.patience)
+            there = remote(data, [m.samples or 1 for m in store.members()])
+            made = assemble(
+                job, there, seed, world=place, agreement=agreement_of(text), members=partial(members_of, store)
+            )
+            return _drive(made, hub, journal, memory, folder, describe(made, there, seed), times.patience)
+
+        limits = Limits.of(len(known), [q.answers for q in questions.values()])
+        run = listening(Line(address, credentials, limits, times, ready), hub, store, journal, work)
+        return Served(run, "finished", run.reason)
+
+
+class Line(NamedTuple):
+    """Where a server listens, as whom, within which limits; `ready` is told the address when it does."""
+
+    address: str
+    credentials: ServerTLS | Insecure
+    limits: Limits
+    times: Times
+    ready: Callable[[str], None]
+
+
+class _Ended(Protocol):
+    """What came of a run; `reason` says why it ended."""
+
+    @property
+    def reason(self) -> str: ...
+
+
+R = TypeVar("R", bound=_Ended)
+
+
+def listening(
+    line: Line, hub: Hub, store: Store, journal: Journal, work: Callable[[], R], told: Collection[int] = ()
+) -> R:
+    """Serve parties' calls while the work of a run goes on, and write down how it ended.
+
+    Args:
+        line: where to listen.
+        hub: what serves the calls.
+        store: the run's, in its folder.
+        journal: the run's; it is closed.
+        work: runs the program.
+        told: numbers of parties that are waited for a moment, until they know that it is over.
+    """
+    from atoll.runtimes.network.transport import ServerTransport
+
+    folder = store.path.parent
+    transport = ServerTransport(
+        line.address, line.credentials, hub, limits=line.limits, times=line.times, folder=folder
+    )
+    state: RunState = "failed"
+    reason = "the server ended unexpectedly"
+    try:
+        store.move(folder.name, "running")
+        line.ready(transport.start())
+        run = work()
+        state, reason = "finished", run.reason
+        return run
+    except KeyboardInterrupt:
+        state, reason = "stopped", "stopped by hand"
+        raise
+    except Exception as error:
+        reason = str(error)
+        raise
+    finally:
+        if state != "stopped":  # who is not told that it is over waits for a server that is started again
+            hub.end(f"the run is over: {reason}")
+            hub.farewell(told, line.times.grace)
+        transport.stop()
+        if state != "stopped":
+            store.move(folder.name, state, reason[:500])
+        journal.flush()
+        journal.close()
+
+
+def _hub(
+    store: Store, journal: Journal, first: Assembled, questions: Mapping[str, Question], data: Federated, text: str,
+    roster: Callable[[], Mapping[str, str]], times: Times, memory: Tree | None,
+) -> Hub:  # fmt: skip
+    from atoll.runtimes.local.worker import Worker
+    from atoll.runtimes.network.server.hub import Hub
+
+    return Hub(
+        store.path.parent.name, store, journal, Worker(first.handlers, first.splits, first.program.world),
+        questions, data=summary_of(data).sample, classes=data.classes, job=text,
+        manifest=agreement_of(text), key_of=lambda who: roster()[who], times=times,
+        elapsed=float(memory["elapsed"]) if memory else 0.0,
+    )  # fmt: skip
+
+
+def members_of(store: Store) -> dict[int, Member]:
+    """Names and keys of all who may come, by their numbers."""
+    from atoll.runtimes.network.trust.roster import peer_of
+
+    return {m.number: Member(m.name, peer_of(f"{m.name} {m.key}").key) for m in store.members() if m.listed}
+
+
+@contextmanager
+def entered(
+    folder: Path, known: Mapping[str, str], rounds: int, health: str | None, sinks: tuple[Sink, ...]
+) -> Iterator[tuple[Monitor, Store, Journal]]:
+    """Begin the run of a folder, or resume it, with all who may come."""
+    from atoll.runtimes.network.server.monitor import Monitor
+    from atoll.runtimes.network.server.store import Store
+
+    with Monitor(folder, rounds, health) as monitor, Store(folder) as store:
+        store.enrol([*known.items()])
+        if is_new(store, folder.name):
+            store.create(folder.name)
+        elif store.state(folder.name)[0] == "finished":
+            raise Mismatch(f"{folder} holds a run that has ended: atoll report shows it, --run names another folder")
+        yield monitor, store, Journal(folder, rest=0.0, sinks=(*sinks, monitor))
+
+
+def is_new(store: Store, name: str) -> bool:
+    from atoll.runtimes.network.server.tables import Illegal
+
+    try:
+        store.state(name)
+    except Illegal:
+        return True
+    return False
+
+
+def kept(folder: Path, text: str) -> Tree | None:
+    """Return what an unfinished run of the same job has kept; refuse a folder of another job."""
+    try:
+        record = reopen(folder)
+    except NoRun:
+        try:
+            write_format(folder)
+            replace_file(folder / "job.toml", text.encode(), sync=False)
+        except OSError as error:
+            raise Unwritable(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+        return None
+    from atoll.job.file import dumps
+
+    if dumps(record.job) != text:
+        raise Mismatch(f"{folder} holds a run of another job: give --run another folder, or serve that job")
+    return record.memory()
+
+
+def _drive(
+    made: Assembled, hub: Hub, journal: Journal, memory: Tree | None, folder: Path, about: Tree, patience: float
+) -> Run:
+    combine = made.job.channel.combine
+    # Without the holders of a key nothing would be opened, round after round.
+    named = combine.holders(hub.members())
+
+    def online(_: int) -> Cohort:
+        hub.wait_for(combine.min_cohort(made.wire), patience, named)
+        return hub.online()
+
+    journal.note(Note("resume", {"round": int(memory["rounds"])}) if memory else Note("start", {"round": 0, **about}))
+    state = drive(replace(made, program=replace(made.program, online=online)).running(memory), hub)
+    run = Run(made.job, state, journal.facts, folder, about)
+    journal.guard(lambda: save(folder / "model.safetensors", run.params))
+    return run

@@ -1,0 +1,170 @@
+"""Who may take part: key files that only their owner reads, and rosters of names and public keys in plain text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from atoll.core.errors import AtollError
+from atoll.crypto.keys import KEY, Identity, Refused, refuse_if
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+MOST = 1_200  # parties; a handshake names each of them, and no TLS library reads more than 100 kB of names
+
+
+class Unreadable(AtollError, OSError):
+    """A roster that is not there or has a line that cannot be: nobody is let in until it is mended."""
+
+    code = "roster_unreadable"
+
+
+class NoKey(AtollError, FileNotFoundError):
+    """There is no key file at this path; the sentence says how to make one."""
+
+    code = "no_key"
+
+
+@dataclass(frozen=True)
+class NamedIdentity:
+    """A name and the identity behind it: what a key file holds."""
+
+    name: str
+    identity: Identity
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Somebody else's name and public key: what a roster line holds."""
+
+    name: str
+    key: bytes
+
+
+def check_name(name: str) -> str:
+    refuse_if(
+        not NAME.fullmatch(name),
+        f"name={name!r}: a name has at most 63 small letters, digits, dots and dashes, and begins and ends with a "
+        "letter or digit",
+    )
+    return name
+
+
+def new_key(folder: str | Path, name: str) -> NamedIdentity:
+    """Write a new Ed25519 key to folder/name.key, which only its owner can read; an existing key is never replaced."""
+    member = NamedIdentity(check_name(name), Identity.new())
+    path = Path(folder) / f"{name}.key"
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    key = Ed25519PrivateKey.from_private_bytes(member.identity.secret)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise Refused(f"{path} exists: a key is not replaced, move it away first") from None
+    with open(handle, "wb") as file:
+        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        os.fsync(file.fileno())
+    return member
+
+
+def load_key(path: str | Path) -> NamedIdentity:
+    """The member whose key this file holds; its name is the file's. A file that others can read is refused."""
+    path = Path(path)
+    if not path.is_file():
+        raise NoKey(f"{path}: there is no such key; atoll key new makes one")
+    refuse_if(path.stat().st_mode & 0o077 != 0, f"{path} can be read by others: chmod 600 {path}, or make a new key")
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError):
+        raise Refused(f"{path} is not a private key in PEM form") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise Refused(f"{path} is not an Ed25519 key; atoll key new makes one")
+    return NamedIdentity(check_name(path.stem), Identity.of(key.private_bytes_raw()))
+
+
+def key_text(key: bytes) -> str:
+    return base64.b64encode(key).decode()
+
+
+def line_of(member: NamedIdentity, comment: str = "") -> str:
+    """The line of a roster that lets this member in; it holds nothing secret."""
+    return f"{member.name} {key_text(member.identity.public)} {comment}".strip()
+
+
+def peer_of(line: str) -> Peer:
+    """Read one line: a name, a key, and any comment."""
+    fields = line.split(maxsplit=2)
+    refuse_if(len(fields) < 2, f"{line.strip()!r}: a line is a name and a key")
+    try:
+        key = base64.b64decode(fields[1], validate=True)
+    except binascii.Error:
+        key = b""
+    refuse_if(len(key) != KEY, f"the key of {fields[0]!r} is not {KEY} bytes in base64")
+    return Peer(check_name(fields[0]), key)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who may come in: names and their keys, in the order of the file."""
+
+    keys: Mapping[str, bytes]
+    names: Mapping[bytes, str] = field(init=False, repr=False)
+    texts: Mapping[str, str] = field(init=False, repr=False)  # the keys as lines write them
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", MappingProxyType({key: name for name, key in self.keys.items()}))
+        object.__setattr__(self, "texts", MappingProxyType({name: key_text(k) for name, k in self.keys.items()}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Roster:
+        keys: dict[str, bytes] = {}
+        taken: set[bytes] = set()
+        for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            try:
+                peer = peer_of(line)
+                refuse_if(peer.name in keys, f"the name {peer.name!r} is there twice")
+                refuse_if(peer.key in taken, f"the key of {peer.name!r} is there twice")
+            except Refused as reason:
+                raise Refused(f"{path}:{number}: {reason}") from None
+            keys[peer.name] = peer.key
+            taken.add(peer.key)
+        refuse_if(
+            len(keys) > MOST,
+            f"{path}: {len(keys):,} parties, and one server takes {MOST:,}: let groups of them join through edges "
+            "(atoll edge --help)",
+        )
+        return cls(MappingProxyType(keys))
+
+
+class RosterFile:
+    """A roster that is read again whenever its file has changed."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._lock = threading.Lock()
+        self._seen: tuple[int, ...] = ()
+        self._roster = Roster({})
+        self.now()
+
+    def now(self) -> Roster:
+        """The roster as the file says now, or Unreadable."""
+        with self._lock:
+            try:
+                about = self._path.stat()
+                seen = (about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino)
+                if seen != self._seen:
+                    self._roster = Roster.load(self._path)
+                    self._seen = seen
+            except (OSError, ValueError) as error:
+                raise Unreadable(f"the roster cannot be read: {error}") from None
+            return self._roster

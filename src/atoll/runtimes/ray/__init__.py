@@ -1,0 +1,1 @@
+"""All parties on a Ray cluster."""

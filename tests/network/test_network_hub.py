@@ -1,0 +1,366 @@
+"""Bad answers never change a sum and never stop a run: they are refused by name and reason, whenever they come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.combine.layouts import answer_layout
+from atoll.core.effects import Ask, Note
+from atoll.core.question import Layout, Leaf, Question
+from atoll.core.wire import Wire
+from atoll.core.world import World
+from atoll.testing import Echo
+
+pytest.importorskip("grpc")
+
+from atoll.runtimes.local.worker import Worker
+from atoll.runtimes.network.messages.calls import Times
+from atoll.runtimes.network.messages.envelope import (
+    AnswerHead,
+    Hello,
+    QuestionHead,
+    Receipt,
+    read_envelope,
+    write_envelope,
+)
+from atoll.runtimes.network.messages.payload import Header, header_of
+from atoll.runtimes.network.messages.trees import read_tree, write_tree
+from atoll.runtimes.network.server.hub import Hub, NobodyThere
+from atoll.runtimes.network.server.store import Store
+from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+from atoll.runtimes.network.trust.tls import Insecure
+
+NAMES = ("ada", "ben", "cleo")
+SIZE = 6
+WHAT = "train/contribute"
+DATA = Layout({"x": Leaf("float32", (2,)), "y": Leaf("int32", ())})
+GOOD = np.arange(SIZE, dtype=np.float32)[None] + 1  # its last number is a weight of 6
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+
+    def note(self, note: Note) -> None:
+        self.notes.append(note)
+
+    def checkpoint(self, memory: object) -> None:
+        pass
+
+
+@dataclass
+class Wired:
+    """A hub with a real socket, and the lines of three parties."""
+
+    hub: Hub
+    notes: Notes
+    lines: dict[str, PartyTransport]
+
+    def ask(self, act: Any, **more: Any) -> Any:
+        """Ask everybody in one thread while the parties act in this one."""
+        found: list[Any] = []
+        ask = Ask(np.arange(3), WHAT, {"t": 0, "broadcast": np.zeros(3, np.float32)}, fold=("vector",), **more)
+        thread = threading.Thread(target=lambda: found.append(self.hub.ask(ask)))
+        thread.start()
+        act()
+        thread.join(30)
+        return found[0]
+
+    def push(self, name: str, tree: dict[str, Any], *, raw: bytes | None = None, number: int | None = None) -> Receipt:
+        payload = self.lines[name].pull(10)
+        assert payload is not None
+        with payload:
+            head = read_envelope(QuestionHead, payload.header.envelope)
+        body = write_tree(tree) if raw is None else raw
+        made = header_of("answer", "x", body)
+        answer = AnswerHead(head.run, head.number if number is None else number, made.size, made.sha256, 0.1)
+        sealed = Header(made.kind, made.id, made.size, made.sha256, write_envelope(answer))
+        return read_envelope(Receipt, self.lines[name].push(sealed, body))
+
+
+@pytest.fixture
+def wired(tmp_path: Path) -> Iterator[Wired]:
+    times = Times(wait=5.0, answer=20.0, silence=3.0, grace=0.2, patience=5.0)
+    with Store(tmp_path) as store:
+        store.enrol([(name, f"key of {name}") for name in NAMES])
+        store.create("run")
+        store.move("run", "running")
+        notes = Notes()
+        layout = answer_layout(Wire.of(SIZE, 3, divisor="weights"))
+        question = Question(WHAT, Layout({}), layout, contributes=True)
+        local = Worker({WHAT: Echo()}, {}, World(0))
+        hub = Hub(
+            "run", store, notes, local, {WHAT: question}, data=DATA, job="",
+            manifest=bytes(32), key_of=lambda name: f"key of {name}", times=times,
+        )  # fmt: skip
+        server = ServerTransport("127.0.0.1:0", Insecure("server"), hub, times=times, folder=tmp_path)
+        address = server.start()
+        lines = {name: PartyTransport(address, Insecure(name), times=times) for name in NAMES}
+        for name, line in lines.items():
+            line.hello(write_envelope(Hello(name, 5, DATA)))
+        yield Wired(hub, notes, lines)
+        hub.end("the test is over")
+        for line in lines.values():
+            line.close()
+        server.stop()
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    return {"vector": GOOD, "finite": np.ones(1, bool)} | changes
+
+
+def weighing(weight: float) -> np.ndarray:
+    row = GOOD.copy()
+    row[0, -1] = weight
+    return row
+
+
+BAD = {
+    "not a number": answer(vector=np.where(GOOD == 3, np.nan, GOOD)),
+    "infinite": answer(vector=np.where(GOOD == 3, np.inf, GOOD)),
+    "another shape": answer(vector=GOOD[:, :-1]),
+    "a shape that would stretch": answer(vector=np.ones((1, 1), np.float32)),
+    "another type": answer(vector=GOOD.astype(np.float64)),
+    "a flag that says so": answer(finite=np.zeros(1, bool)),
+    "another name": {"gradient": GOOD, "finite": np.ones(1, bool)},
+    "a name too many": answer(more=GOOD),
+    "a negative weight": answer(vector=weighing(-5)),
+    "no weight": answer(vector=weighing(0)),
+    "a huge weight": answer(vector=weighing(1e18)),
+    "a weight that is not a number": answer(vector=weighing(np.nan)),
+    "a number so large that two have no sum": answer(vector=np.where(GOOD == 3, np.float32(3e38), GOOD)),
+}
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+@pytest.mark.parametrize("fault", BAD)
+def test_a_bad_answer_changes_nothing_wherever_it_arrives(wired: Wired, fault: str, position: int) -> None:
+    order = [name for name in NAMES if name != "ben"]
+    order.insert(position, "ben")
+
+    def act() -> None:
+        for name in order:
+            receipt = wired.push(name, BAD[fault] if name == "ben" else answer())
+            assert receipt.accepted == (name != "ben")
+            assert receipt.accepted or receipt.reason
+
+    replies = wired.ask(act)
+    assert replies.parties.tolist() == [0, 2]
+    assert np.array_equal(replies.sums["vector"], 2 * GOOD[0])
+    assert replies.facts["rejected"] == 1
+    (said,) = [note for note in wired.notes.notes if note.what == "rejected"]
+    assert said.facts["party"] == "ben"
+    assert said.facts["why"]
+
+
+def test_bytes_that_are_nothing_are_refused(wired: Wired) -> None:
+    def act() -> None:
+        wired.push("ada", answer())
+        assert not wired.push("ben", {}, raw=b"\x80\x04" + bytes(300)).accepted
+        wired.push("cleo", answer())
+
+    assert wired.ask(act).parties.tolist() == [0, 2]
+
+
+def test_an_answer_counts_once_however_often_it_is_sent(wired: Wired) -> None:
+    def act() -> None:
+        payload = wired.lines["ada"].pull(10)
+        assert payload is not None
+        with payload:
+            head = read_envelope(QuestionHead, payload.header.envelope)
+        body = write_tree(answer())
+        made = header_of("answer", "x", body)
+        said = AnswerHead(head.run, head.number, made.size, made.sha256, 0.1)
+        sealed = Header(made.kind, made.id, made.size, made.sha256, write_envelope(said))
+        for _ in range(5):
+            assert read_envelope(Receipt, wired.lines["ada"].push(sealed, body)).accepted
+        wired.push("ben", answer())
+        wired.push("cleo", answer())
+
+    replies = wired.ask(act)
+    assert np.array_equal(replies.sums["vector"], 3 * GOOD[0])
+
+
+def test_an_answer_to_another_question_does_not_count(wired: Wired) -> None:
+    def act() -> None:
+        assert not wired.push("ada", answer(), number=999).accepted
+        for name in NAMES:
+            assert wired.push(name, answer()).accepted
+
+    assert len(wired.ask(act)) == 3
+
+
+def test_enough_answers_end_the_wait_and_silent_parties_are_not_waited_for(wired: Wired) -> None:
+    def two() -> None:
+        wired.push("cleo", answer())
+        wired.push("ada", answer())
+
+    began = time.monotonic()
+    assert wired.ask(two, goal=2).parties.tolist() == [0, 2]
+    replies = wired.ask(two)  # ben gives no sign of life any more
+    assert replies.parties.tolist() == [0, 2]
+    assert replies.facts["lost"] == 1
+    assert time.monotonic() - began < 15
+
+
+def test_sums_do_not_depend_on_who_comes_first(wired: Wired) -> None:
+    values = {name: (GOOD * np.float32(0.1 + 0.37 * k)).astype(np.float32) for k, name in enumerate(NAMES)}
+    orders = (NAMES, NAMES[::-1], ("ben", "cleo", "ada"))
+    found = [
+        wired.ask(lambda order=order: [wired.push(name, answer(vector=values[name])) for name in order])
+        for order in orders
+    ]
+    assert np.array_equal(found[0].sums["vector"], found[1].sums["vector"])
+    assert np.array_equal(found[0].sums["vector"], found[2].sums["vector"])
+
+
+def test_nobody_there_ends_the_wait(wired: Wired) -> None:
+    with pytest.raises(NobodyThere, match="of 9 parties came"):
+        wired.hub.wait_for(9, 0.3)
+
+
+def test_a_party_that_must_be_there_is_waited_for_by_name(wired: Wired) -> None:
+    ada, ben = wired.hub.members()[:2]
+    wired.hub.wait_for(1, 0.3, (ada,))
+    wired.hub.goodbye("ben")
+    with pytest.raises(NobodyThere, match="not all of ada, ben came within"):
+        wired.hub.wait_for(1, 0.3, (ada, ben))
+
+
+def test_with_late_answers_nobody_is_asked_while_at_work_and_old_answers_say_how_old(wired: Wired) -> None:
+    def step(t: int, *who: str) -> Any:
+        found: list[Any] = []
+        body = {"t": t, "broadcast": np.zeros(3, np.float32)}
+        ask = Ask(np.arange(3), WHAT, body, goal=len(who), max_staleness=2)
+        thread = threading.Thread(target=lambda: found.append(wired.hub.ask(ask)))
+        thread.start()
+        for name in who:
+            assert wired.push(name, answer()).accepted
+        thread.join(30)
+        (replies,) = found
+        return replies.parties.tolist(), replies.each["age"].tolist(), replies.facts["asked"]
+
+    assert step(0, "ada", "ben") == ([0, 1], [0, 0], 3)  # cleo is at work
+    assert step(1, "cleo", "ada") == ([0, 2], [0, 1], 2)  # what cleo gives is an answer to round 0; ben is at work
+    assert step(2, "ada", "cleo") == ([0, 2], [0, 0], 2)
+    max_staleness = wired.lines["ben"].pull(10)
+    assert max_staleness is not None
+    with max_staleness:
+        old = read_envelope(QuestionHead, max_staleness.header.envelope)
+    assert old.t == 1
+    assert step(3, "ada", "cleo") == ([0, 2], [0, 0], 2)  # after this, an answer to round 1 would be too old
+    body = write_tree(answer())
+    made = header_of("answer", "x", body)
+    head = write_envelope(AnswerHead(old.run, old.number, made.size, made.sha256, 0.1))
+    receipt = read_envelope(
+        Receipt, wired.lines["ben"].push(Header(made.kind, made.id, made.size, made.sha256, head), body)
+    )
+    assert not receipt.accepted
+    assert "closed" in receipt.reason
+    assert step(4, "ada", "ben", "cleo") == ([0, 1, 2], [0, 0, 0], 3)
+
+
+def max_staleness(wired: Wired, t: int, to: Any, *who: str) -> Any:
+    """Take one answer, late ones too, while these parties give theirs."""
+    found: list[Any] = []
+    ask = Ask(np.array(to), WHAT, {"t": t, "broadcast": np.zeros(3, np.float32)}, goal=1, max_staleness=9)
+    thread = threading.Thread(target=lambda: found.append(wired.hub.ask(ask)))
+    thread.start()
+    for name in who:
+        assert wired.push(name, answer()).accepted
+    thread.join(30)
+    (replies,) = found
+    return replies.parties.tolist(), replies.each["age"].tolist(), replies.facts["asked"]
+
+
+def test_with_late_answers_a_step_takes_as_many_as_are_enough_and_the_others_stay(wired: Wired) -> None:
+    assert max_staleness(wired, 0, [0, 1, 2], "ada") == ([0], [0], 3)
+    for name in ("cleo", "ben"):
+        assert wired.push(name, answer()).accepted
+    assert max_staleness(wired, 1, [1, 2]) == ([1], [1], 0)
+    assert max_staleness(wired, 2, [2]) == ([2], [2], 0)
+    assert max_staleness(wired, 3, [0, 1, 2], "ben") == ([1], [0], 3)
+
+
+def test_who_is_gone_is_not_at_work(wired: Wired) -> None:
+    assert max_staleness(wired, 0, [0, 1, 2], "ada") == ([0], [0], 3)
+    wired.hub.goodbye("ben")
+    wired.hub.goodbye("cleo")
+    assert max_staleness(wired, 1, [0], "ada") == ([0], [0], 1)
+
+
+def test_who_has_left_is_gone_though_its_last_call_still_waits(wired: Wired) -> None:
+    waiting = threading.Thread(target=lambda: wired.hub.next_question("ben", 5))
+    waiting.start()
+    time.sleep(0.2)
+    wired.hub.goodbye("ben")
+    began = time.monotonic()
+    wired.ask(lambda: [wired.push(name, answer()) for name in ("ada", "cleo")])
+    waiting.join(10)
+    assert wired.hub.online().tolist() == [0, 2]
+    assert time.monotonic() - began < 2.5  # of the 3 s after which who is silent is not waited for
+
+
+def test_what_a_program_refuses_is_noted_by_name(wired: Wired) -> None:
+    wired.hub.note(Note("rejected", {"number": 1, "reason": "secure", "why": "no signature"}))
+    assert wired.notes.notes[-1] == Note("rejected", {"party": "ben", "reason": "secure", "why": "no signature"})
+
+
+def test_a_party_may_decline_and_the_others_are_enough(wired: Wired) -> None:
+    def act() -> None:
+        for name in ("ada", "cleo"):
+            assert wired.push(name, answer()).accepted
+        payload = wired.lines["ben"].pull(10)
+        assert payload is not None
+        with payload:
+            head = read_envelope(QuestionHead, payload.header.envelope)
+        made = header_of("answer", "x", b"")
+        no = AnswerHead(head.run, head.number, made.size, made.sha256, 0.1, "not at this hour")
+        sealed = Header(made.kind, made.id, made.size, made.sha256, write_envelope(no))
+        assert not read_envelope(Receipt, wired.lines["ben"].push(sealed, b"")).accepted
+
+    replies = wired.ask(act)
+    assert replies.parties.tolist() == [0, 2]
+    assert np.array_equal(replies.sums["vector"], 2 * GOOD[0])
+    assert [n.facts["why"] for n in wired.notes.notes if n.what == "declined"] == ["not at this hour"]
+
+
+def test_each_party_may_be_asked_something_of_its_own(wired: Wired) -> None:
+    seen: dict[str, int] = {}
+
+    def act() -> None:
+        for name in NAMES:
+            payload = wired.lines[name].pull(10)
+            assert payload is not None
+            with payload:
+                body = payload.body.read()
+            seen[name] = int(read_tree(body, len(body))["mine"])
+            assert wired.push(name, answer()).accepted
+
+    wired.ask(act, each={p: {"mine": 10 * p} for p in range(3)})
+    assert seen == {"ada": 0, "ben": 10, "cleo": 20}
+
+
+def test_each_party_is_told_which_of_its_answers_was_used_last(wired: Wired) -> None:
+    def act() -> None:
+        for name in NAMES:
+            payload = wired.lines[name].pull(10)
+            assert payload is not None
+            with payload:
+                told[name] = read_envelope(QuestionHead, payload.header.envelope).used
+            assert wired.push(name, answer()).accepted
+
+    told: dict[str, int] = {}
+    wired.ask(act)
+    assert told == {"ada": -1, "ben": -1, "cleo": -1}
+    wired.hub.settle(np.array([4, -1, 2], np.int32))
+    wired.ask(act)
+    assert told == {"ada": 4, "ben": -1, "cleo": 2}

@@ -1,0 +1,1 @@
+"""Parts as somebody outside of Atoll writes them: each file imports public names only."""
