@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from atoll.combine.layouts import answer_layout
-from atoll.core.question import Fault, Layout
+from atoll.core.question import Encoding, Fault, Layout, Question
 from atoll.core.wire import Wire
+from atoll.runtimes.network.messages.answers import read_answer, write_answer
 from atoll.runtimes.network.messages.envelope import (
     MOST_BYTES,
     AnswerHead,
@@ -31,15 +32,30 @@ from atoll.runtimes.network.messages.envelope import (
     write_envelope,
 )
 from atoll.runtimes.network.messages.trees import read_tree, write_tree
+from atoll.stages.encodings import Levels, Signs, SparseEncoding, WithTail
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="a process is told its size by /proc")
 LIMIT = 2**16
 WIRE = Wire.of(6, 3, divisor="weights")
 ANSWER = {"vector": np.arange(1, 7, dtype=np.float32)[None], "finite": np.ones(1, bool)}
 SHARE = {"w": np.arange(6, dtype=np.float64).reshape(2, 3), "b": {"y": np.arange(4, dtype=np.int16), "z": np.uint8(3)}}
+ENCODINGS: list[tuple[Encoding, list[float]]] = [
+    (SparseEncoding(2, Levels(5, "float32")), [0.0, 1.5, 0.0, 0.0, -3.0]),
+    (Levels(9, "float32"), [0.5, 1.5, -2.0, 0.0, -3.0]),
+    (Signs("float32"), [0.5, -0.5, 0.5, 0.5, -0.5]),
+]
+ENCODED = [
+    Question("q", Layout({}), answer_layout(WIRE), encodings={"vector": WithTail(how, "float32")})
+    for how, _ in ENCODINGS
+]
+PACKED = [
+    write_answer(question, ANSWER | {"vector": np.array([[*row, 4]], np.float32)})
+    for question, (_, row) in zip(ENCODED, ENCODINGS, strict=True)
+]
 TREES = [
     {},
     ANSWER,
+    *(read_tree(packed, LIMIT) for packed in PACKED),
     {"broadcast": SHARE, "t": 3, "stage_state": {}, "lr": 0.1, "who": "größer", "none": None, "yes": True},
     {"empty": np.zeros((0, 7), np.complex64), "half": np.ones((1, 1, 2), np.float16), "u": np.zeros(3, np.uint64)},
 ]
@@ -111,8 +127,15 @@ def restate(r: random.Random, data: bytearray) -> bytes:
     return struct.pack("<Q", len(text)) + text + bytes(data[8 + length :])
 
 
+def read_encoded(question: Question, data: bytes) -> Any:
+    """Read an encoded answer; what came out can be added to a model. Give it as it travelled."""
+    question.answers.check(read_answer(question, data))
+    return read_tree(data, LIMIT)
+
+
 MUTATIONS = [flip, cut, splice, lengthen, insert, restate]
 READERS: list[Callable[[bytes], Any]] = [
+    *(partial(read_encoded, question) for question in ENCODED),
     *(partial(read_envelope, kind) for kind in MOST_BYTES),
     partial(read_tree, limit=LIMIT),
     partial(read_tree, limit=LIMIT, schema=answer_layout(WIRE)),

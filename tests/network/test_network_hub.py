@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.combine.layouts import answer_layout
+import atoll
+from atoll.combine.layouts import answer_layout, contribute
 from atoll.core.effects import Ask, Note
 from atoll.core.question import Layout, Leaf, Question
-from atoll.core.wire import Wire
+from atoll.core.wire import EncodeContext, Setting, Wire, chain
 from atoll.core.world import World
 from atoll.testing import Echo
 
 pytest.importorskip("grpc")
 
 from atoll.runtimes.local.worker import Worker
+from atoll.runtimes.network.messages.answers import write_answer
 from atoll.runtimes.network.messages.calls import Times
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
@@ -86,16 +89,14 @@ class Wired:
         return read_envelope(Receipt, self.lines[name].push(sealed, body))
 
 
-@pytest.fixture
-def wired(tmp_path: Path) -> Iterator[Wired]:
+@contextmanager
+def standing(tmp_path: Path, question: Question) -> Iterator[Wired]:
     times = Times(wait=5.0, answer=20.0, silence=3.0, grace=0.2, patience=5.0)
     with Store(tmp_path) as store:
         store.enrol([(name, f"key of {name}") for name in NAMES])
         store.create("run")
         store.move("run", "running")
         notes = Notes()
-        layout = answer_layout(Wire.of(SIZE, 3, divisor="weights"))
-        question = Question(WHAT, Layout({}), layout, contributes=True)
         local = Worker({WHAT: Echo()}, {}, World(0))
         hub = Hub(
             "run", store, notes, local, {WHAT: question}, data=DATA, job="",
@@ -111,6 +112,13 @@ def wired(tmp_path: Path) -> Iterator[Wired]:
         for line in lines.values():
             line.close()
         server.stop()
+
+
+@pytest.fixture
+def wired(tmp_path: Path) -> Iterator[Wired]:
+    layout = answer_layout(Wire.of(SIZE, 3, divisor="weights"))
+    with standing(tmp_path, Question(WHAT, Layout({}), layout, contributes=True)) as made:
+        yield made
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -159,6 +167,37 @@ def test_a_bad_answer_changes_nothing_wherever_it_arrives(wired: Wired, fault: s
     (said,) = [note for note in wired.notes.notes if note.what == "rejected"]
     assert said.facts["party"] == "ben"
     assert said.facts["why"]
+
+
+# Two values, the byte of their positions, the weight: what comes instead, from the end of an honest body.
+LIES: dict[str, Callable[[bytes], bytes]] = {
+    "three positions": lambda body: body[:-5] + bytes([body[-5] | 0b10000000]) + body[-4:],
+    "a position behind the last": lambda body: body[:-5] + bytes([body[-5] | 1]) + body[-4:],
+    "a value that is no number": lambda body: body[:-9] + b"\xff\xff\xff\x7f" + body[-5:],
+    "a weight below zero": lambda body: body[:-4] + np.array([-1], "<f4").tobytes(),
+    "a byte too few": lambda body: body[:-1],
+    "numbers as they are": lambda _: write_tree(answer()),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_who_sends_a_malformed_encoding_is_refused_by_name(tmp_path: Path, lie: str) -> None:
+    wire, codec = chain(atoll.TopK(0.4, feedback=False))(Wire.of(SIZE, 3, divisor="weights"))
+    question = contribute(wire, Setting("train", World(0)), Layout({}), "a vector")
+    row = codec.encode(GOOD, {}, EncodeContext(np.ones(1), World(0), 0, np.arange(1))).x
+    body = write_answer(question, answer(vector=row))
+    with standing(tmp_path, question) as wired:
+
+        def act() -> None:
+            for name in NAMES:
+                sent = LIES[lie](body) if name == "ben" else body
+                assert wired.push(name, {}, raw=sent).accepted == (name != "ben")
+
+        replies = wired.ask(act)
+        assert replies.parties.tolist() == [0, 2]
+        assert np.array_equal(replies.sums["vector"], 2 * row[0])
+        (said,) = [note for note in wired.notes.notes if note.what == "rejected"]
+        assert said.facts["party"] == "ben"
 
 
 def test_bytes_that_are_nothing_are_refused(wired: Wired) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.core.wire import EncodeContext, Encoding, Wire
+from atoll.core.question import Encoding
+from atoll.core.wire import EncodeContext, Wire
 from atoll.core.world import World
 from atoll.stages.encodings import Levels, Plain, Signs, SparseEncoding, WithTail, _pack_positions, _unpack_positions
 from atoll.stages.quantise import Quantise, Sign

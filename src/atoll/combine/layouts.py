@@ -27,8 +27,11 @@ def answer_layout(wire: Wire) -> Layout:
 def contribute(wire: Wire, setting: Setting, body: Layout, learns: str) -> Question:
     """Declare the question for a vector as it is; `learns` says what the server learns by the answer."""
     exposure: Exposure = "noised" if wire.noised("local") else "plain"
-    name = f"{setting.phase}/contribute"
-    return Question(name, body, answer_layout(wire), reveals={"server": learns}, exposure=exposure, contributes=True)
+    written = {"vector": wire.row.encoding} if wire.row.encoding is not None else {}
+    return Question(
+        f"{setting.phase}/contribute", body, answer_layout(wire), reveals={"server": learns}, exposure=exposure,
+        contributes=True, encodings=written,
+    )  # fmt: skip
 
 
 def step(

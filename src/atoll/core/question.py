@@ -6,9 +6,10 @@ declarations. What is held against a layout was written by a stranger: it is mea
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Mapping
 from math import isfinite, prod
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -132,6 +133,14 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             refuse_if(over, "range", f"leaf {path!r} has numbers above those of {leaf.within!r}")
 
 
+class Encoding(Protocol):
+    """How one row is written as bytes, and read back to the same bits. What cannot be read raises a ValueError."""
+
+    def bytes(self, size: int) -> int: ...
+    def pack(self, row: Array) -> builtins.bytes: ...
+    def unpack(self, packed: builtins.bytes, size: int) -> Array: ...
+
+
 Exposure = Literal["nothing", "sealed", "masked", "noised", "plain"]
 
 
@@ -160,6 +169,7 @@ class Question(NamedTuple):
     seals: Mapping[str, str] = EMPTY  # a leaf of the answer: the only role that can open it
     opens: Mapping[str, Origin] = EMPTY  # a leaf of the question: where it was sealed
     times: int = 1  # how often it is asked in a round, at most
+    encodings: Mapping[str, Encoding] = EMPTY  # of the answer: how rows travel that are not sent number by number
 
 
 def _check_plain(path: str, value: object, leaf: Leaf) -> None:

@@ -5,7 +5,6 @@ Vectors of a cohort are rows of an (n, d) matrix; a stage never knows a party, a
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
@@ -16,7 +15,7 @@ import numpy as np
 from atoll.core.effects import Cohort, Replies
 from atoll.core.errors import Mismatch as Mismatch  # noqa: PLC0414 - part of what a stage needs
 from atoll.core.given import Part
-from atoll.core.question import Layout, Question
+from atoll.core.question import Encoding, Layout, Question
 from atoll.core.tree import EMPTY, Array, Tree
 from atoll.core.world import World
 
@@ -30,14 +29,6 @@ class Event:
     where: Literal["local", "distributed", "central", "tree"]
     multiplier: float
     every: int = 0
-
-
-class Encoding(Protocol):
-    """How one row is written as bytes, and read back to the same bits."""
-
-    def bytes(self, size: int) -> int: ...
-    def pack(self, row: Array) -> builtins.bytes: ...
-    def unpack(self, packed: builtins.bytes, size: int) -> Array: ...
 
 
 @dataclass(frozen=True)

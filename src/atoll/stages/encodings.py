@@ -11,9 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from atoll.core.question import Encoding
 from atoll.core.tree import Array
-from atoll.core.wire import Codec, Coded, DecodeContext, EncodeContext, Encoding, Mismatch, StageMemory, Wire, as_was
+from atoll.core.wire import Codec, Coded, DecodeContext, EncodeContext, Mismatch, StageMemory, Wire, as_was
 
+BLOCK = 1 << 14  # numbers; those of a block fill whole bytes, whatever their width
 Address = tuple[object, ...]
 Change = Callable[[Array, EncodeContext | DecodeContext], Array]
 
@@ -111,13 +113,13 @@ class Levels:
         step = np.ldexp(float(divisor), int(exponent) - digits)
         if np.abs(levels).max() > self.top or not np.array_equal(levels * step, row):
             raise ValueError(f"the row is not {self.bits}-bit multiples of one step: encode it first")
-        return Plain(self.dtype).pack(np.array([step])) + _pack_bits(_bits_of(levels + self.top, self.bits))
+        return Plain(self.dtype).pack(np.array([step])) + _pack_numbers(levels + self.top, self.bits)
 
     def unpack(self, packed: bytes, size: int) -> Array:
         _fits(packed, self.bytes(size))
         cut = np.dtype(self.dtype).itemsize
         step = _scale(packed[:cut], self.dtype)
-        levels = _numbers(_unpack_bits(packed[cut:], size * self.bits), self.bits) - self.top
+        levels = _unpack_numbers(packed[cut:], size, self.bits) - self.top
         if (levels > self.top).any():
             raise ValueError(f"a level beyond {self.top} was sent: no such level is ever written")
         if step[0] > np.finfo(self.dtype).max / max(np.abs(levels).max(), 1):
@@ -170,6 +172,21 @@ def _bits_of(numbers: Array, width: int) -> Array:
 
 def _numbers(bits: Array, width: int) -> Array:
     return bits.reshape(-1, width) @ (1 << np.arange(width))
+
+
+def _pack_numbers(numbers: Array, width: int) -> bytes:
+    """Write many in blocks: their bits, one by one, would take many times the memory of the numbers."""
+    blocks = (numbers[start : start + BLOCK] for start in range(0, len(numbers), BLOCK))
+    return b"".join(_pack_bits(_bits_of(block, width)) for block in blocks)
+
+
+def _unpack_numbers(packed: bytes, count: int, width: int) -> Array:
+    found = np.empty(count, np.int64)
+    for start in range(0, count, BLOCK):
+        block, at = found[start : start + BLOCK], start * width // 8
+        bits = len(block) * width
+        block[:] = _numbers(_unpack_bits(packed[at : at + (bits + 7) // 8], bits), width)
+    return found
 
 
 def _pack_bits(bits: Array) -> bytes:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from atoll.core.question import Encoding
 from atoll.core.tree import Array
-from atoll.core.wire import Codec, EncodeContext, Encoding, Mismatch, Stage, Wire
+from atoll.core.wire import Codec, EncodeContext, Mismatch, Stage, Wire
 from atoll.stages.encodings import (
     Levels,
     Plain,

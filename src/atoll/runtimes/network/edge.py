@@ -26,6 +26,7 @@ from atoll.journal import Journal
 from atoll.programs.evaluate import LOCAL
 from atoll.programs.federate import Exchange
 from atoll.runtimes.local.worker import Worker
+from atoll.runtimes.network.messages.answers import travels
 from atoll.runtimes.network.messages.calls import Limits, Times
 from atoll.runtimes.network.messages.envelope import Hello, Welcome, write_envelope
 from atoll.runtimes.network.party.assess import assembled, assess, data_of
@@ -106,7 +107,7 @@ def _hub(
             data=summary_of(data).sample, classes=session.classes, job=session.job, manifest=welcome.manifest,
             key_of=lambda who: below.roster()[who], times=times,
         )  # fmt: skip
-        limits = Limits.of(len(known), [q.answers for q in questions.values()])
+        limits = Limits.of(len(known), map(travels, questions.values()))
         transport = ServerTransport(below.address, below.credentials, hub, limits=limits, times=times, folder=folder)
         store.move(run, "running")
         ready(transport.start())

@@ -29,6 +29,7 @@ from atoll.programs.evaluate import HIDDEN_LOCAL
 from atoll.runtimes.local.pool import ProcessPool
 from atoll.runtimes.local.process import Subprocess, TooLong
 from atoll.runtimes.local.worker import Chunk, PartyFailed
+from atoll.runtimes.network.messages.answers import write_answer
 from atoll.runtimes.network.messages.calls import HelloFirst, Times
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
@@ -40,7 +41,7 @@ from atoll.runtimes.network.messages.envelope import (
     write_envelope,
 )
 from atoll.runtimes.network.messages.payload import Header, Payload, header_of
-from atoll.runtimes.network.messages.trees import read_tree, write_tree
+from atoll.runtimes.network.messages.trees import read_tree
 from atoll.runtimes.network.party.audit import AuditLine, AuditLog, contributed, spent_this_month
 from atoll.runtimes.network.party.memory import OwnMemory
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
@@ -326,7 +327,7 @@ class Party:
         began, self._until = time.perf_counter(), time.monotonic() + IN_TIME * head.seconds
         code, doing = "", f"the answer to {head.what!r}" if self._role else "training"
         try:
-            text, why = write_tree(self._work(head, payload)), ""
+            text, why = write_answer(self._asked(head.what), self._work(head, payload)), ""
         except (Declined, Fault) as reason:
             text, why, code = b"", str(reason)[:500], reason.code
         except TooLong:

@@ -18,6 +18,7 @@ from atoll.core.question import Fault, Layout, Question
 from atoll.core.tree import Array, Tree, leaves
 from atoll.crypto.keys import Refused
 from atoll.runtimes.local.worker import Chunk, Worker
+from atoll.runtimes.network.messages.answers import read_answer, travels
 from atoll.runtimes.network.messages.calls import HelloFirst, Times
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
@@ -29,7 +30,7 @@ from atoll.runtimes.network.messages.envelope import (
     write_envelope,
 )
 from atoll.runtimes.network.messages.payload import Header, QuestionPayload, header_of
-from atoll.runtimes.network.messages.trees import read_tree, write_tree
+from atoll.runtimes.network.messages.trees import write_tree
 from atoll.runtimes.network.server.health import OpenQuestion, PartySeen, Standing
 from atoll.runtimes.network.server.store import Store
 from atoll.runtimes.network.server.tables import Answer, Stranger
@@ -86,7 +87,7 @@ class Hub:
     ) -> None:
         self._run, self._store, self._journal, self._local = run, store, journal, local
         self._questions, self._data, self._job, self._manifest = dict(questions), data, job, manifest
-        self._told = {name: question.answers for name, question in questions.items()}
+        self._told = {name: travels(question) for name, question in questions.items()}
         self._used: Array | None = None  # by party: the last ask whose answer was used
         self._classes = classes
         self._members = {member.name: member.number for member in store.members() if member.listed}
@@ -192,11 +193,11 @@ class Hub:
                 said = {"why": head.declined, "code": head.code}
                 self._journal.note(Note("declined", {"party": name, "asked": now.what, **said}))
                 return question, "rejected", ""
-            layout = self._questions[now.what].answers
-            if header.size > layout.max_bytes:
-                raise Fault("size", f"{header.size} bytes: an answer to {now.what!r} has {layout.max_bytes}")
+            asked = self._questions[now.what]
+            if header.size > (most := travels(asked).max_bytes):
+                raise Fault("size", f"{header.size} bytes: an answer to {now.what!r} has {most}")
             data = body.read()
-            if not np.all(read_tree(data, layout.max_bytes, schema=layout).get("finite", True)):
+            if not np.all(read_answer(asked, data).get("finite", True)):
                 raise Fault("not finite", "the party itself says that its numbers were not finite")
         except Fault as fault:
             question = self._asked_of(number) if question < 0 else question
@@ -349,7 +350,7 @@ class Hub:
         return ready
 
     def _collect(self, ask: Ask, ready: Mapping[_Key, set[int]], asked: set[int], began: float, stale: int) -> Replies:
-        layout, t = self._questions[ask.what].answers, int(ask.body["t"])
+        question, t = self._questions[ask.what], int(ask.body["t"])
         found: list[tuple[int, int, Answer]] = []
         refused = 0
         for (number, then), parties in ready.items():
@@ -362,8 +363,7 @@ class Hub:
         each: dict[str, list[Array]] = {}
         for _, age, answer in found:
             assert answer.file
-            tree = read_tree(answer.file.read_bytes(), layout.max_bytes, schema=layout)
-            for name, leaf in leaves(tree):
+            for name, leaf in leaves(read_answer(question, answer.file.read_bytes())):
                 row = np.asarray(leaf)
                 if name not in ask.fold:
                     # A copy: what is read is a view of the whole answer, which may go.
@@ -380,7 +380,7 @@ class Hub:
         counts = {"lost": lost, "rejected": refused, "stale": stale}
         facts |= {name: count for name, count in counts.items() if count}
         facts |= {} if ask.max_staleness is None else {"asked": len(asked)}
-        short = {path for path, leaf in layout.leaves.items() if leaf.upto}
+        short = {path for path, leaf in question.answers.leaves.items() if leaf.upto}
         rows = {name: ragged(parts) if name in short else np.concatenate(parts) for name, parts in each.items()}
         return Replies(np.array([party for party, _, _ in found], np.int64), rows, sums, facts)
 

@@ -93,6 +93,7 @@ def serve(
         ready: is told the address when the server listens.
     """
     from atoll.job.file import third_party
+    from atoll.runtimes.network.messages.answers import travels
     from atoll.runtimes.network.messages.calls import Limits, Times
 
     third_party(job)  # refuses parts that no party could have
@@ -116,7 +117,7 @@ def serve(
             )
             return _drive(made, hub, journal, memory, folder, describe(made, there, seed), times.patience)
 
-        limits = Limits.of(len(known), [q.answers for q in questions.values()])
+        limits = Limits.of(len(known), map(travels, questions.values()))
         run = listening(Line(address, credentials, limits, times, ready), hub, store, journal, work)
         return Served(run, "finished", run.reason)
 
