@@ -298,3 +298,44 @@ def test_protocols_run_on_ray_too() -> None:
     from atoll.cli.run import _trainer
 
     assert _trainer("ray", 2, loop=False, protocols=True).keywords["protocols"] is True
+
+
+WRONG = {
+    "top-k of models": (
+        'method={use="fedsgd", model="softmax", by="weights"}', 'stages=["weigh", {use="top_k", fraction=0.1}]',
+        "TopK(fraction=0.1, feedback=True) is for changes of a model, and FedSGD sends whole models",
+    ),
+    "clipped models": (
+        'method={use="fedsgd", model="softmax", by="weights"}', 'stages=[{use="clip", norm=50.0}, "average"]',
+        "is for changes of a model",
+    ),
+    "a mean of who was expected": (
+        'method={use="fedsgd", model="softmax", by="weights"}', 'stages=[{use="average", by="expected"}]',
+        "is for changes of a model",
+    ),
+    "a target that nobody measures": (
+        'stop=[{use="target", metric="test.mse", value=0.1}]',
+        "nothing measures 'test.mse'; this run measures test.accuracy, test.loss",
+    ),
+    "more parties than there are, in batches": (
+        'select={use="batches", number=40, size=4}', "select: number=40: there are only 20 parties",
+    ),
+    "more parties than there are, in a partition": (
+        'select={use="partition", number=40}', "select: number=40: there are only 20 parties",
+    ),
+    "images of a table": (
+        'data={use="wine", clients=20}', "method.model=cnn", "13 features are no square image of 1 channel(s): use mlp",
+    ),
+    "a server that searches lines": ('method.server={use="lbfgs"}', "'lbfgs' cannot step with a gradient"),
+    "a party that searches lines": ('method.optimiser={use="lbfgs"}', "'lbfgs' cannot step with a gradient"),
+    "an option that is no number": ('method.optimiser={use="adam", b1="x"}', "'adam' cannot step with a gradient"),
+    "a metric twice": ('metrics=["auc", "auc"]', "two metrics are called 'auc': keep one of them"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("verb", ["run", "explain"])
+def test_what_would_train_wrongly_is_refused(verb: str, what: str, tmp_path: Path) -> None:
+    *sets, words = WRONG[what]
+    options = [word for one in sets for word in ("--set", one)]
+    assert words in refused(tmp_path, verb, "digits", *options)

@@ -265,6 +265,41 @@ def test_batch_norm_is_refused(model: Model) -> None:
         _ = model.bind(SHAPE, OUTPUTS).size
 
 
+class Centred(linen.Module):
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Dense(OUTPUTS)(x - x.mean(0))
+
+
+def centred(parameters: Any, x: Any) -> Any:
+    return run(parameters, x / (1 + jnp.abs(x).sum(0)))
+
+
+def batch_losses(parameters: Any, x: Any, y: Any) -> Any:
+    scores = run(parameters, x - x.mean(0))
+    return -jax.nn.log_softmax(scores)[jnp.arange(len(y)), y.astype(int)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        flax(Centred()),
+        functions(start, centred),
+        functions(start, losses=batch_losses),
+        module(lambda: torch.nn.Sequential(torch.nn.BatchNorm1d(6, track_running_stats=False), torch.nn.Linear(6, 3))),
+    ],
+    ids=["linen", "functions", "losses", "torch"],
+)
+def test_a_model_of_the_whole_batch_is_refused(model: Model) -> None:
+    with pytest.raises(ValueError, match=r"depends on the rows beside it in a batch.*use GroupNorm or LayerNorm"):
+        _ = model.bind(SHAPE, OUTPUTS).size
+
+
+def test_losses_are_one_for_each_row() -> None:
+    with pytest.raises(ValueError, match=r"shape \(\) for two rows: give one loss for each row"):
+        _ = functions(start, losses=lambda p, x, y: batch_losses(p, x, y).mean()).bind(SHAPE, OUTPUTS).size
+
+
 def test_group_norm_is_fine() -> None:
     model = module(lambda: torch.nn.Sequential(torch.nn.GroupNorm(2, 6), torch.nn.Linear(6, 3))).bind(SHAPE, OUTPUTS)
     assert model.fit(model.init(0), group(), Fit(1, 5), 0.1).shape == (3, model.size)

@@ -47,13 +47,11 @@ class Buffered(Combine):
 
     def __post_init__(self) -> None:
         if self.buffer_size < 1:
-            raise ValueError(f"Buffered(buffer_size={self.buffer_size}): a step takes at least one answer")
+            raise Mismatch(f"Buffered(buffer_size={self.buffer_size}): a step takes at least one answer")
         if self.power < 0:
-            raise ValueError(f"Buffered(power={self.power}): old answers do not count for more, so it is 0 or above")
+            raise Mismatch(f"Buffered(power={self.power}): old answers do not count for more, so it is 0 or above")
         if self.max_staleness < 0:
-            raise ValueError(
-                f"Buffered(max_staleness={self.max_staleness}): rounds that an answer may be old, 0 or more"
-            )
+            raise Mismatch(f"Buffered(max_staleness={self.max_staleness}): rounds that an answer may be old, 0 or more")
 
     @property
     def staleness(self) -> int:

@@ -60,13 +60,13 @@ class EncryptedSum(Combine):
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
-            raise ValueError(f"EncryptedSum(scheme={self.scheme!r}): 'paillier' or 'ckks'")
+            raise Mismatch(f"EncryptedSum(scheme={self.scheme!r}): 'paillier' or 'ckks'")
         if self.bits not in (2048, 3072):
-            raise ValueError(f"EncryptedSum(bits={self.bits}): keys have 2048 or 3072 bits")
+            raise Mismatch(f"EncryptedSum(bits={self.bits}): keys have 2048 or 3072 bits")
         if self.key_holders < 1:
-            raise ValueError(f"EncryptedSum(key_holders={self.key_holders}): somebody must hold the key, 1 or more")
+            raise Mismatch(f"EncryptedSum(key_holders={self.key_holders}): somebody must hold the key, 1 or more")
         if self.scheme == "ckks" and self.key_holders > 1:
-            raise ValueError(
+            raise Mismatch(
                 f"EncryptedSum(key_holders={self.key_holders}): a CKKS key has one holder; share a Paillier key"
             )
 

@@ -58,7 +58,7 @@ class LightSum(Combine):
 
     def __post_init__(self) -> None:
         if not 0 < self.privacy < self.target <= 1:
-            raise ValueError(f"LightSum(privacy={self.privacy}, target={self.target}): fractions, privacy below target")
+            raise Mismatch(f"LightSum(privacy={self.privacy}, target={self.target}): fractions, privacy below target")
 
     @property
     def hidden(self) -> bool:

@@ -62,7 +62,7 @@ class TrimmedMean(Rule):
 
     def __post_init__(self) -> None:
         if self.f < 0:
-            raise ValueError(f"TrimmedMean(f={self.f}): f is how many to drop at either end, at least 0")
+            raise Mismatch(f"TrimmedMean(f={self.f}): f is how many to drop at either end, at least 0")
 
     @property
     def min_rows(self) -> int:

@@ -66,10 +66,10 @@ class SecureSum(Combine):
 
     def __post_init__(self) -> None:
         if not 2 / 3 <= self.threshold < 1:
-            raise ValueError(f"SecureSum(threshold={self.threshold}): from 2/3, below which a server could tell two "
+            raise Mismatch(f"SecureSum(threshold={self.threshold}): from 2/3, below which a server could tell two "
                              "halves two stories, to below 1")  # fmt: skip
         if self.min_parties < LEAST:
-            raise ValueError(
+            raise Mismatch(
                 f"SecureSum(min_parties={self.min_parties}): a sum of fewer than {LEAST} vectors hides none of them"
             )
 

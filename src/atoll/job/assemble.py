@@ -22,6 +22,7 @@ from atoll.data.checks import check
 from atoll.data.federated import Federated, Silos
 from atoll.job.job import Channel, Job, check_job
 from atoll.job.renames import METRICS
+from atoll.job.whole import check_whole
 from atoll.metrics import Metric
 from atoll.privacy.ledger import Ledger, ledger_of
 from atoll.programs.evaluate import HIDDEN_LOCAL, evaluation_of, schema_of
@@ -136,7 +137,7 @@ def assemble(
     splits |= {n: s for n, s in (("local", data.local), ("test", data.test)) if s is not None}
     evaluated = tuple(s for s in ("test", "local") if s in splits) if evaluation else ()
     if len(data.train.y):  # a party has no rows of others and cannot know what their server measures; it asks no stop
-        check_stops(job.stop, evaluated)
+        check_stops(job.stop, evaluated, evaluation)
     exchanges = {
         name: _exchange(bound, name, phase, Setting(name, world, agreement, members), len(data))
         for name, phase in method.phases.items()
@@ -223,6 +224,8 @@ def _exchange(job: Job, name: str, phase: Phase, setting: Setting, parties: int)
         raise Mismatch(f"{who} averages, but the channel only adds up: put Weigh() or Average() into its stages")
     if not phase.mean and wire.mean:
         raise Mismatch(f"{who} needs the sum of its statistics: take Weigh() or Average() out of the stages")
+    if phase.mean and not job.method.changes:
+        check_whole(who, stages, start)
     combine = channel.combine
     if combine.staleness is not None:
         _check_stale(job, combine)
@@ -239,18 +242,25 @@ def _evaluating(job: Job, evaluation: Evaluation, setting: Setting, parties: int
     return Exchange.of(start, (Digits(),), hidden[0], setting) if hidden else None
 
 
-def check_stops(stops: Sequence[Stop], splits: Sequence[str]) -> None:
-    """Refuse a stop that waits for a metric of a split ("test", "local") in which nothing is evaluated."""
+def check_stops(stops: Sequence[Stop], splits: Sequence[str], evaluation: Evaluation | None) -> None:
+    """Refuse a stop that waits for what is not measured, or in a split ("test", "local") without evaluation."""
     for metric in (stop.metric for stop in stops if stop.metric is not None):
         for old, now in METRICS.items():
             if metric.startswith(old):
                 raise Mismatch(f"stop: '{metric}' is called '{now}{metric.removeprefix(old)}' now")
-        if metric.partition(".")[0] not in splits:
+        split, _, name = metric.partition(".")
+        if split not in splits:
             known = " and ".join(f"{split}.…" for split in splits)
             has = f"this run measures {known}" if splits else "this run has no test data"
             raise Mismatch(
                 f"stop: nothing measures '{metric}', for {has}: hold some data out (`holdout` for test.…, `test` for "
                 "local.…), or leave this stop out"
+            )
+        if evaluation is not None and name not in evaluation.better:
+            known = ", ".join(f"{split}.{one}" for one in evaluation.better)
+            raise Mismatch(
+                f"stop: nothing measures '{metric}'; this run measures {known}: wait for one of them, or add it to "
+                "the job's metrics"
             )
 
 

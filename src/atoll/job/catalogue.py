@@ -375,11 +375,10 @@ def _optimiser(value: object, where: str) -> Optimiser:
 
     table = _named(value, where)
     made = optimiser(str(table.pop("use", "sgd")), **table)
-    if not made.plain:
-        try:
-            made.make()
-        except ValueError as error:
-            raise BadJob(f"{where}: {error}") from None
+    try:
+        made.check()
+    except ValueError as error:
+        raise BadJob(f"{where}: {error}") from None
     return made
 
 
@@ -390,6 +389,8 @@ def _server(value: object, where: str) -> ServerOptimiser:
     lr: Any = table.pop("lr", 1.0)
     try:
         return ServerOptimiser(_optimiser(table, where), lr)
+    except BadJob:
+        raise
     except (ValueError, TypeError) as error:
         raise BadJob(f"{where}: {error}") from None
 

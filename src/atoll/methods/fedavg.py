@@ -60,11 +60,11 @@ class FedAvg(Trained):
         check_model(self.model)
         check_rate(self.lr)
         if self.epochs < 1:
-            raise ValueError(f"epochs={self.epochs}: a party trains for at least one epoch")
+            raise Mismatch(f"epochs={self.epochs}: a party trains for at least one epoch")
         if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch={self.batch}: a batch has at least one sample (leave it out for all of them)")
+            raise Mismatch(f"batch={self.batch}: a batch has at least one sample (leave it out for all of them)")
         if self.prox < 0:
-            raise ValueError(f"prox={self.prox}: the pull towards the shared model is not negative")
+            raise Mismatch(f"prox={self.prox}: the pull towards the shared model is not negative")
         if not isinstance(self.server, ServerOptimiser):
             raise Mismatch(f"server = {self.server!r}: write server=atoll.ServerOptimiser(atoll.optimiser(…), lr=…)")
         self.model.engine.check(self.optimiser)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from atoll.core.errors import Mismatch
 from atoll.core.method import Contribution, Phase, Population, RoundInfo, State
 from atoll.core.party import Group
 from atoll.core.tree import Tree
@@ -47,7 +48,7 @@ class FedSGD(Trained):
         check_model(self.model)
         check_rate(self.lr)
         if self.by not in ("gradients", "weights"):
-            raise ValueError(f"by='{self.by}': FedSGD exchanges 'gradients' or 'weights'")
+            raise Mismatch(f"by='{self.by}': FedSGD exchanges 'gradients' or 'weights'")
 
     @property
     def train_loss(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Protocol
 
+from atoll.core.errors import Mismatch
 from atoll.core.given import Part
 
 
@@ -93,7 +94,7 @@ class Cosine(Schedule):
         check_rate(self.start, "start")
         _check_rounds("rounds", self.rounds)
         if not 0 <= self.end < float("inf"):
-            raise ValueError(f"end={self.end}: a learning rate does not end below 0")
+            raise Mismatch(f"end={self.end}: a learning rate does not end below 0")
 
     def __call__(self, t: int) -> float:
         return self.end + (self.start - self.end) * (0.5 + 0.5 * cos(pi * min(t / self.rounds, 1.0)))
@@ -107,14 +108,14 @@ def rate(lr: float | Schedule, t: int) -> float:
 def check_rate(lr: float | Schedule, name: str = "lr") -> None:
     """Refuse a learning rate that is no positive number."""
     if not callable(lr) and not 0 < lr < float("inf"):
-        raise ValueError(f"{name}={lr}: a learning rate is a positive number")
+        raise Mismatch(f"{name}={lr}: a learning rate is a positive number")
 
 
 def _check_factor(factor: float) -> None:
     if not 0 < factor < float("inf"):
-        raise ValueError(f"factor={factor}: a learning rate is multiplied by a positive number")
+        raise Mismatch(f"factor={factor}: a learning rate is multiplied by a positive number")
 
 
 def _check_rounds(name: str, rounds: int) -> None:
     if rounds < 1:
-        raise ValueError(f"{name}={rounds}: a number of rounds is at least 1")
+        raise Mismatch(f"{name}={rounds}: a number of rounds is at least 1")

@@ -35,8 +35,7 @@ class ServerOptimiser:
         check_rate(self.lr, "server.lr")
         if not isinstance(self.optimiser, Optimiser):
             raise Mismatch(f"server.optimiser = {self.optimiser!r}: write atoll.optimiser(…) with the name of one")
-        if not self.optimiser.plain:
-            self.optimiser.make()  # refuses one that Optax does not have
+        self.optimiser.check()
 
     def start(self, w: Array) -> Tree:
         """Return the optimiser's memory for parameters w, as a flat tree of arrays."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.tree import Array
 from atoll.metrics.rows import classes, labelled, macro, ratio, share, total
 
@@ -68,7 +69,7 @@ class TopKAccuracy:
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise ValueError(f"TopKAccuracy(k={self.k}): k must be at least 1")
+            raise Mismatch(f"TopKAccuracy(k={self.k}): k must be at least 1")
 
     @property
     def name(self) -> str:
@@ -76,7 +77,7 @@ class TopKAccuracy:
 
     def layout(self, outputs: int) -> Mapping[str, tuple[int, ...]]:
         if self.k >= classes(outputs):
-            raise ValueError(
+            raise Mismatch(
                 f"TopKAccuracy(k={self.k}) is 1 for every model of {classes(outputs)} classes: use a smaller k"
             )
         return {"correct": (), "n": ()}

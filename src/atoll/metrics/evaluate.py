@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.tree import Array
 from atoll.metrics.classes import Accuracy
 from atoll.metrics.metric import Metric
@@ -26,7 +27,7 @@ def default_metrics(kind: str) -> tuple[Metric, ...]:
         (MSE(), R2())
     """
     if kind not in ("classes", "real"):
-        raise ValueError(f"default_metrics('{kind}'): targets are 'classes' or 'real'")
+        raise Mismatch(f"default_metrics('{kind}'): targets are 'classes' or 'real'")
     return (Accuracy(),) if kind == "classes" else (MSE(), R2())
 
 
@@ -75,11 +76,11 @@ def totals(
     for m in _unique(metrics):
         shapes, sums = m.layout(scores.shape[1]), m.sums(scores, y, party, parties)
         if sorted(shapes) != sorted(sums):
-            raise ValueError(f"metric '{m.name}' has the sums {sorted(sums)}, its layout says {sorted(shapes)}")
+            raise Mismatch(f"metric '{m.name}' has the sums {sorted(sums)}, its layout says {sorted(shapes)}")
         for name, shape in shapes.items():
             leaf = np.asarray(sums[name], np.float64)
             if leaf.shape != (parties, *shape):
-                raise ValueError(
+                raise Mismatch(
                     f"metric '{m.name}': the sum '{name}' has shape {leaf.shape}, "
                     f"its layout says {(parties, *shape)} for {parties} parties"
                 )
@@ -122,7 +123,7 @@ def party_values(metrics: Sequence[Metric], sums: Mapping[str, Array]) -> dict[s
         for name, value in m.values(_own(m, sums)).items():
             found[name] = np.asarray(value, np.float64)
             if found[name].shape != sums["n"].shape:
-                raise ValueError(
+                raise Mismatch(
                     f"metric '{m.name}': '{name}' has shape {found[name].shape} for {len(sums['n'])} parties: "
                     "compute values over the last axes of the sums"
                 )
@@ -158,5 +159,5 @@ def _unique(metrics: Sequence[Metric]) -> Sequence[Metric]:
     names = [m.name for m in metrics]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(f"two metrics are called '{twice[0]}': keep one of them")
+        raise Mismatch(f"two metrics are called '{twice[0]}': keep one of them")
     return metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from atoll.core.errors import Mismatch
 from atoll.core.tree import Array
 
 
@@ -23,7 +24,7 @@ def worst_fraction(values: ArrayLike, fraction: float = 0.1, better: str = "high
         0.625
     """
     if not 0 < fraction <= 1:
-        raise ValueError(f"worst_fraction(fraction={fraction}): a fraction is above 0 and at most 1")
+        raise Mismatch(f"worst_fraction(fraction={fraction}): a fraction is above 0 and at most 1")
     scores = _some(values, "worst_fraction") * _sign(better)
     worst = np.sort(scores)[: max(1, int(len(scores) * fraction + 1e-9))]  # 0.29 × 100 is 28.999…
     return float(_sign(better) * worst.mean())
@@ -42,7 +43,7 @@ def jain(values: ArrayLike) -> float:
     """
     found = _some(values, "jain")
     if found.min() < 0:
-        raise ValueError(f"jain is for values of at least 0, got {found.min():g}: shift them or use worst_fraction")
+        raise Mismatch(f"jain is for values of at least 0, got {found.min():g}: shift them or use worst_fraction")
     largest = found.max()
     if largest == 0:
         return 1.0
@@ -75,12 +76,12 @@ def spread(values: ArrayLike, better: str = "high") -> dict[str, float]:
 
 def _sign(better: str) -> float:
     if better not in ("high", "low"):
-        raise ValueError(f"better={better!r}: use 'high' or 'low'")
+        raise Mismatch(f"better={better!r}: use 'high' or 'low'")
     return 1.0 if better == "high" else -1.0
 
 
 def _some(values: ArrayLike, name: str) -> Array:
     found = np.asarray(values, np.float64)
     if not found.size or found.ndim != 1:
-        raise ValueError(f"{name} needs a vector with a value for each of one or more parties, got shape {found.shape}")
+        raise Mismatch(f"{name} needs a vector with a value for each of one or more parties, got shape {found.shape}")
     return found

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.tree import Array
 from atoll.metrics.rows import labelled, macro, ratio, share, total
 
@@ -118,7 +119,7 @@ class AveragePrecision:
 
 def _check(part: AUC | AveragePrecision) -> None:
     if part.bins < 2:
-        raise ValueError(f"{type(part).__name__}(bins={part.bins}): bins must be at least 2")
+        raise Mismatch(f"{type(part).__name__}(bins={part.bins}): bins must be at least 2")
 
 
 def _layout(outputs: int, bins: int) -> Mapping[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.tree import Array
 
 LARGEST = 1e100  # its squares, added a billion times, are still finite
@@ -28,12 +29,12 @@ def flat(scores: Array, y: Array, party: Array, parties: int) -> Scored:
         scores, y = scores.reshape(-1, 1), y.reshape(-1)
     *lead, outputs = scores.shape
     if y.shape not in (tuple(lead), scores.shape) or party.shape != (lead[0],):
-        raise ValueError(
+        raise Mismatch(
             f"scores {scores.shape}, targets {y.shape} and parties {party.shape} do not match: "
             "give each row one party, and each row or position one target"
         )
     if len(party) and not 0 <= party.min() <= party.max() < parties:
-        raise ValueError(f"parties are numbered 0 to {parties - 1}, got {party.min()} to {party.max()}")
+        raise Mismatch(f"parties are numbered 0 to {parties - 1}, got {party.min()} to {party.max()}")
     n = prod(lead)
     if n != len(party):
         party = np.repeat(party, prod(lead[1:]))
@@ -51,9 +52,9 @@ def labelled(scores: Array, y: Array, party: Array, parties: int) -> Scored:
     if scores.shape[1] == 1:
         scores, y = np.concatenate([np.zeros_like(scores), scores], axis=1), y.reshape(-1)
     if y.ndim > 1 or (y.dtype.kind not in "iub" and not np.array_equal(np.floor(y), y)):
-        raise ValueError("labels are one whole number for each row: use a metric for real targets, such as MSE()")
+        raise Mismatch("labels are one whole number for each row: use a metric for real targets, such as MSE()")
     if len(y) and not 0 <= y.min() <= y.max() < scores.shape[1]:
-        raise ValueError(
+        raise Mismatch(
             f"labels are 0 to {scores.shape[1] - 1} for this model, got {y.min()} to {y.max()}: "
             "give the model an output for each class"
         )
@@ -67,7 +68,7 @@ def real(scores: Array, y: Array, party: Array, parties: int) -> Scored:
     """
     scores, y, party = flat(scores, y, party, parties)
     if y.size != scores.size:
-        raise ValueError(f"{scores.shape[1]} predictions for each target: use a metric for classes, such as Accuracy()")
+        raise Mismatch(f"{scores.shape[1]} predictions for each target: use a metric for classes, such as Accuracy()")
     predicted = np.nan_to_num(scores.astype(np.float64), nan=LARGEST).clip(-LARGEST, LARGEST)
     return Scored(predicted, y.astype(np.float64).reshape(scores.shape), party)
 

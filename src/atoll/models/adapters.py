@@ -384,7 +384,7 @@ def _try(run: Callable[[T], U], inputs: Sequence[T], shape: Shape) -> tuple[T, U
     for x in inputs:
         try:
             return x, run(x)
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        except Exception as error:  # code of others raises what it likes
             first = first or error
     why = str(first).strip().partition("\n")[0] or type(first).__name__
     raise ValueError(
@@ -414,9 +414,54 @@ def _foreign(
     if own is None and shape is not None:
         leaves = {name: jax.ShapeDtypeStruct(size, np.float32) for name, size in schema.leaves}
         inputs = [jax.ShapeDtypeStruct((2, *shape), t) for t in _TYPES]
-        _, scores = _try(lambda x: jax.eval_shape(net.apply, leaves, x), inputs, shape)
+        taken, scores = _try(lambda x: jax.eval_shape(net.apply, leaves, x), inputs, shape)
         _check(scores.shape, spec.loss, outputs)
+        _check_alone(jax.jit(lambda x: net.apply(_some_parameters(schema), x)), (2, *shape), taken.dtype)
+    if own is not None and shape is not None:
+        _check_losses(net, shape, outputs)
     return net
+
+
+def _some_parameters(schema: Schema) -> dict[str, Array]:
+    """Return parameters that are not zero, so that nothing of a row is lost on its way."""
+    draw = np.random.default_rng(0)
+    return {name: draw.normal(0, 0.5, size).astype(np.float32) for name, size in schema.leaves}
+
+
+def _check_alone(scores: Callable[[Array], Tensor], shape: Shape, dtype: np.dtype) -> None:
+    """Refuse a network in which a row depends on those beside it, as batch norm and means over a batch do."""
+    rows = np.random.default_rng(0).normal(size=shape)
+    one = (rows > 0).astype(dtype) if dtype.kind == "i" else rows.astype(dtype)
+    other = one.copy()
+    other[1] = 0
+    if not np.allclose(np.asarray(scores(one))[0], np.asarray(scores(other))[0], 1e-3, 1e-5, equal_nan=True):
+        raise ValueError(
+            "what the model gives for a row depends on the rows beside it in a batch, so padding and the size of the "
+            "batch would change it: use GroupNorm or LayerNorm instead of statistics of a batch"
+        )
+
+
+def _check_losses(net: Foreign, shape: Shape, outputs: int | None) -> None:
+    """Refuse losses that are not one for each row, by itself; of labels that have an odd shape nothing is known."""
+    jax, parameters = jax_library(), _some_parameters(net.schema)
+    for y in (np.zeros(2, np.int32), np.zeros(2, np.float32), np.zeros((2, outputs or 1), np.float32)):
+
+        def losses(x: Array, y: Array = y) -> Tensor:
+            return net.losses(parameters, x, y)
+
+        found = _shape_of(losses, jax.ShapeDtypeStruct((2, *shape), np.float32))
+        if found is not None and found != (2,):
+            raise ValueError(f"losses() gives an array of shape {found} for two rows: give one loss for each row")
+        if found is not None:
+            return _check_alone(jax.jit(losses), (2, *shape), np.dtype(np.float32))
+    return None
+
+
+def _shape_of(run: Callable[..., Tensor], x: Tensor) -> Shape | None:
+    try:
+        return tuple(jax_library().eval_shape(run, x).shape)
+    except Exception:  # code of others, which takes other labels or rows
+        return None
 
 
 def _check(shape: Sequence[int], loss: str, outputs: int | None) -> None:
@@ -438,8 +483,14 @@ def _probe_torch(net: TorchNet, shape: Shape, outputs: int | None) -> None:
     before = {name: buffer.clone() for name, buffer in copy.named_buffers()}
     inputs = [torch.zeros(2, *shape), torch.zeros(2, *shape, dtype=torch.int64)]
     with torch.no_grad(), _seeded(0):
-        _, scores = _try(copy, inputs, shape)
+        taken, scores = _try(copy, inputs, shape)
     for name, buffer in copy.named_buffers():
         if not torch.equal(buffer, before[name]):
             raise ValueError(_stateful(f"the changing buffer '{name}'"))
     _check(scores.shape, net.loss, outputs)
+
+    def run(rows: Array) -> Array:
+        with torch.no_grad(), _seeded(0):
+            return np.asarray(copy(torch.as_tensor(rows)))
+
+    _check_alone(run, (2, *shape), np.dtype(np.float32 if taken.is_floating_point() else np.int64))

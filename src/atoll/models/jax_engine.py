@@ -37,8 +37,7 @@ class JaxEngine:
 
     def check(self, optimiser: Optimiser) -> None:
         """Refuse an optimiser that parties cannot train with."""
-        if not optimiser.plain:
-            optimiser.make()
+        optimiser.check()
 
     def fit(self, model: Model, start: FitStart, group: Group, how: Fit, lr: float) -> Fitted:
         if how.example_dp is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import Mismatch, nearest
+from atoll.jit import jax_library
 
 if TYPE_CHECKING:
     import optax
@@ -51,6 +52,26 @@ class Optimiser:
             hint = nearest(wrong[0], taken, f"it takes {', '.join(sorted(taken))}")
             raise Mismatch(f"optimiser '{self.name}' has no option '{wrong[0]}': {hint}")
         return lambda lr: factory(learning_rate=lr, **options)
+
+    def check(self) -> None:
+        """Refuse an optimiser that Optax does not have, or that cannot step with a gradient alone."""
+        if self.plain:
+            return
+        make, jax = self.make(), jax_library()
+
+        def step(g: object, p: object) -> object:
+            made = make(0.1)
+            return made.update(g, made.init(p), p)
+
+        vector = jax.ShapeDtypeStruct((2,), "float32")
+        try:
+            jax.eval_shape(step, vector, vector)
+        except Exception as error:  # of Optax, or of a value that an option cannot have
+            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise Mismatch(
+                f"optimiser '{self.name}' cannot step with a gradient and these options ({why}): use adam, or sgd with "
+                "momentum"
+            ) from None
 
 
 def _parameters(thing: object) -> list[str]:

@@ -42,7 +42,7 @@ def latency(who: Cohort, t: int, seed: int) -> Array:
 
 def _check(drop: float) -> None:
     if not 0 <= drop < 1:
-        raise ValueError(f"drop={drop}: the share that is lost in a round is at least 0 and below 1")
+        raise Mismatch(f"drop={drop}: the share that is lost in a round is at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Flaky(Availability):
     def __post_init__(self) -> None:
         _check(self.drop)
         if not 0 < self.probability <= 1:
-            raise ValueError(f"probability={self.probability}: above 0 and at most 1")
+            raise Mismatch(f"probability={self.probability}: above 0 and at most 1")
 
     def online(self, t: int, parties: int, seed: int) -> Cohort | None:
         return np.nonzero(uniform(seed, "online", t, np.arange(parties)) < self.probability)[0]
@@ -121,9 +121,9 @@ class Diurnal(Availability):
     def __post_init__(self) -> None:
         _check(self.drop)
         if not 0 < self.low <= self.high <= 1:
-            raise ValueError(f"low={self.low}, high={self.high}: both above 0, at most 1, low not above high")
+            raise Mismatch(f"low={self.low}, high={self.high}: both above 0, at most 1, low not above high")
         if self.period < 1:
-            raise ValueError(f"period={self.period}: a day has at least one round")
+            raise Mismatch(f"period={self.period}: a day has at least one round")
 
     def online(self, t: int, parties: int, seed: int) -> Cohort | None:
         who = np.arange(parties)

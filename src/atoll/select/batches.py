@@ -13,6 +13,7 @@ from math import comb, gcd
 import numpy as np
 
 from atoll.core.effects import Cohort, Replies
+from atoll.core.errors import Mismatch
 from atoll.core.method import History, Pick, Population, Sampling, Select
 from atoll.core.tree import Array, Tree
 from atoll.core.world import World
@@ -31,7 +32,7 @@ def family(parties: int, number: int, size: int) -> Array:
     """Write all these cohorts down, a row of zeros and ones each, the batches in the order of the parties."""
     rows = family_size(parties, number, size)
     if rows * parties > _MOST:
-        raise ValueError(f"a family of {rows} rows is too long to write down: family_size counts it, no pick needs it")
+        raise Mismatch(f"a family of {rows} rows is too long to write down: family_size counts it, no pick needs it")
     chosen = np.array(list(combinations(range(parties // size), number // size)))
     batches = np.zeros((rows, parties // size), np.uint8)
     np.put_along_axis(batches, chosen, 1, axis=1)
@@ -62,10 +63,10 @@ class Batches(Select):
 
     def __post_init__(self) -> None:
         if self.size < 2:
-            raise ValueError(f"size={self.size}: a batch of one hides nobody; use 2 or more, or LeastServed")
+            raise Mismatch(f"size={self.size}: a batch of one hides nobody; use 2 or more, or LeastServed")
         _divides(self.number, self.size)
         if self.order not in ("shuffled", "given"):
-            raise ValueError(f"order='{self.order}': batches are cut from parties 'shuffled' or as 'given'")
+            raise Mismatch(f"order='{self.order}': batches are cut from parties 'shuffled' or as 'given'")
 
     def expected(self, parties: int) -> int:
         _fits(parties, self.number, self.size)
@@ -110,7 +111,7 @@ class Partition(Select):
 
     def __post_init__(self) -> None:
         if self.number < 2:
-            raise ValueError(f"number={self.number}: a group of one hides nobody; use 2 or more")
+            raise Mismatch(f"number={self.number}: a group of one hides nobody; use 2 or more")
 
     def expected(self, parties: int) -> int:
         _fits(parties, self.number, self.number)
@@ -154,7 +155,7 @@ class LeastServed(Select):
 
     def __post_init__(self) -> None:
         if self.number < 1:
-            raise ValueError(f"number={self.number}: ask at least one party")
+            raise Mismatch(f"number={self.number}: ask at least one party")
 
     def expected(self, parties: int) -> int:
         return min(self.number, parties)
@@ -212,24 +213,25 @@ def _least(who: Cohort, served: Array, t: int, world: World) -> Array:
 
 def _divides(number: int, size: int) -> None:
     if size < 1:
-        raise ValueError(f"size={size}: a batch has at least one party")
+        raise Mismatch(f"size={size}: a batch has at least one party")
     if number < size:
-        raise ValueError(f"number={number}, size={size}: a cohort is at least one batch, so number is {size} or more")
+        raise Mismatch(f"number={number}, size={size}: a cohort is at least one batch, so number is {size} or more")
     if number % size:
         below = number - number % size
         near = f"{below} or {below + size}"
-        raise ValueError(f"number={number}, size={size}: a cohort is made of whole batches; take number {near}")
+        raise Mismatch(f"number={number}, size={size}: a cohort is made of whole batches; take number {near}")
 
 
 def _fits(parties: int, number: int, size: int) -> None:
     if number > parties:
-        raise ValueError(f"number={number}: there are only {parties} parties; take at most that many")
+        raise Mismatch(f"select: number={number}: there are only {parties} parties; take at most that many")
     if parties % size:
         below = parties - parties % size
         near = [str(below), str(below + size)] if below >= number else [str(below + size)]
         common = gcd(parties, number)
         sizes = [str(d) for d in range(2, common + 1) if common % d == 0]
         other = f", or size {' or '.join(sizes)}" if sizes and size != number else ""
-        raise ValueError(
-            f"size={size}: {parties} parties cannot be cut into whole batches; use {' or '.join(near)} parties{other}"
+        raise Mismatch(
+            f"select: size={size}: {parties} parties cannot be cut into whole batches; use {' or '.join(near)} "
+            f"parties{other}"
         )

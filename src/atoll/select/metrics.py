@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.effects import Cohort, Replies
+from atoll.core.errors import Mismatch
 from atoll.core.method import History, Pick, Population, Select
 from atoll.core.tree import Array
 from atoll.core.world import World
@@ -44,7 +45,7 @@ def multi_round(
 ) -> MultiRound:
     """Play any selection against an availability, without training, and measure it."""
     if rounds < 1:
-        raise ValueError(f"rounds={rounds}: play at least one round")
+        raise Mismatch(f"rounds={rounds}: play at least one round")
     there_is = availability or Always()
     matrix = np.zeros((rounds, parties), np.uint8)
     sizes = np.ones(parties, np.int64) if sizes is None else sizes
@@ -105,7 +106,7 @@ def _classes(matrix: Array) -> tuple[Array, Array]:
     """Return the different columns that are not zero, and how many parties share each."""
     zero_one = np.asarray(matrix)
     if zero_one.ndim != 2 or not ((zero_one == 0) | (zero_one == 1)).all():
-        raise ValueError("a participation matrix has a row for each round, a column for each party, and is 0 or 1")
+        raise Mismatch("a participation matrix has a row for each round, a column for each party, and is 0 or 1")
     columns, sizes = np.unique(zero_one.astype(np.uint8), axis=1, return_counts=True)
     some = columns.any(axis=0)
     return columns[:, some], sizes[some]
@@ -117,7 +118,7 @@ def theory(parties: int, number: int, size: int, dropout: float) -> float:
     A round takes place if number/size batches or more are whole, and a batch is whole with (1 − dropout)^size.
     """
     if not 0 <= dropout <= 1:
-        raise ValueError(f"dropout={dropout}: a probability is from 0 to 1")
+        raise Mismatch(f"dropout={dropout}: a probability is from 0 to 1")
     family_size(parties, number, size)  # refuses what cannot be cut
     batches, whole = parties // size, (1 - dropout) ** size
     enough = range(number // size, batches + 1)

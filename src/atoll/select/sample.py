@@ -8,6 +8,7 @@ from math import ceil
 import numpy as np
 
 from atoll.core.effects import Cohort, Replies
+from atoll.core.errors import Mismatch
 from atoll.core.method import History, Pick, Population, Sampling, Select
 from atoll.core.tree import Tree
 from atoll.core.world import World
@@ -26,12 +27,12 @@ def _named(at: Cohort, population: Population) -> Cohort:
 
 def _some(number: int) -> None:
     if number < 1:
-        raise ValueError(f"number={number}: ask at least one party")
+        raise Mismatch(f"number={number}: ask at least one party")
 
 
 def _share(name: str, value: float) -> None:
     if not 0 < value <= 1:
-        raise ValueError(f"{name}={value}: a fraction is above 0 and at most 1")
+        raise Mismatch(f"{name}={value}: a fraction is above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Uniform(Select):
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= 1:
-            raise ValueError(f"fraction={self.fraction}: a fraction is from 0 (one party) to 1")
+            raise Mismatch(f"fraction={self.fraction}: a fraction is from 0 (one party) to 1")
 
     def expected(self, parties: int) -> int:
         return max(round(self.fraction * parties), 1)
@@ -228,9 +229,9 @@ class Oversample(Select):
     def __post_init__(self) -> None:
         if self.select.exact:
             name = type(self.select).__name__
-            raise ValueError(f"Oversample({name}): parties outside of its own choice would be asked; use {name} alone")
+            raise Mismatch(f"Oversample({name}): parties outside of its own choice would be asked; use {name} alone")
         if self.factor < 1:
-            raise ValueError(f"factor={self.factor}: over-selection asks at least as many as are needed, 1.0 or more")
+            raise Mismatch(f"factor={self.factor}: over-selection asks at least as many as are needed, 1.0 or more")
 
     def expected(self, parties: int) -> int:
         return self.select.expected(parties)

@@ -41,11 +41,11 @@ class Clip(Stage):
 
     def __post_init__(self) -> None:
         if not self.norm > 0:
-            raise ValueError(f"Clip(norm={self.norm}): a norm is positive")
+            raise Mismatch(f"Clip(norm={self.norm}): a norm is positive")
         if self.quantile is not None and not 0 < self.quantile < 1:
-            raise ValueError(f"Clip(quantile={self.quantile}): a quantile is between 0 and 1; 0.5 is the median")
+            raise Mismatch(f"Clip(quantile={self.quantile}): a quantile is between 0 and 1; 0.5 is the median")
         if not self.rate > 0:
-            raise ValueError(f"Clip(rate={self.rate}): the rate at which the norm moves is positive")
+            raise Mismatch(f"Clip(rate={self.rate}): the rate at which the norm moves is positive")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         if wire.weighted:

@@ -43,7 +43,7 @@ class TrainLoss(Stage):
 
     def __post_init__(self) -> None:
         if not self.bound > 0:
-            raise ValueError(f"TrainLoss(bound={self.bound}): the largest loss that counts is positive")
+            raise Mismatch(f"TrainLoss(bound={self.bound}): the largest loss that counts is positive")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         if wire.mean:

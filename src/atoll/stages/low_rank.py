@@ -60,7 +60,7 @@ class LowRank(Stage):
 
     def __post_init__(self) -> None:
         if self.rank < 1:
-            raise ValueError(f"LowRank(rank={self.rank}): at least one direction")
+            raise Mismatch(f"LowRank(rank={self.rank}): at least one direction")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         real(wire, "LowRank()")

@@ -48,13 +48,11 @@ class Gaussian(Stage):
 
     def __post_init__(self) -> None:
         if not self.multiplier > 0:
-            raise ValueError(
-                f"Gaussian(multiplier={self.multiplier}): noise is positive; without it leave the stage out"
-            )
+            raise Mismatch(f"Gaussian(multiplier={self.multiplier}): noise is positive; without it leave the stage out")
         if self.where not in PLACES:
-            raise ValueError(f"Gaussian(where={self.where!r}): noise is added 'central', 'local' or 'distributed'")
+            raise Mismatch(f"Gaussian(where={self.where!r}): noise is added 'central', 'local' or 'distributed'")
         if not 0 < self.honest <= 1:
-            raise ValueError(f"Gaussian(honest={self.honest}): a fraction of the parties, above 0 and at most 1")
+            raise Mismatch(f"Gaussian(honest={self.honest}): a fraction of the parties, above 0 and at most 1")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         sigma = self.multiplier * _bound(wire, "Gaussian()")
@@ -131,11 +129,11 @@ class TreeNoise(Stage):
 
     def __post_init__(self) -> None:
         if not self.multiplier > 0:
-            raise ValueError(
+            raise Mismatch(
                 f"TreeNoise(multiplier={self.multiplier}): noise is positive; without it leave the stage out"
             )
         if self.every < 1:
-            raise ValueError(f"TreeNoise(every={self.every}): a tree lasts at least one round")
+            raise Mismatch(f"TreeNoise(every={self.every}): a tree lasts at least one round")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         sigma = self.multiplier * _bound(wire, "TreeNoise()")

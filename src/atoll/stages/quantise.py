@@ -49,7 +49,7 @@ class Quantise(Stage):
 
     def __post_init__(self) -> None:
         if self.bits not in range(1, 17):
-            raise ValueError(f"Quantise(bits={self.bits}): from 1 to 16 bits a number")
+            raise Mismatch(f"Quantise(bits={self.bits}): from 1 to 16 bits a number")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         inner = wire.row.encoding.encoding if isinstance(wire.row.encoding, WithTail) else wire.row.encoding
@@ -111,9 +111,9 @@ class Sign(Stage):
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
-            raise ValueError(f"Sign(scale={self.scale!r}): the size of a sign is 'mean' or 'drive'")
+            raise Mismatch(f"Sign(scale={self.scale!r}): the size of a sign is 'mean' or 'drive'")
         if self.feedback and self.scale == "drive":
-            raise ValueError(
+            raise Mismatch(
                 "Sign(scale='drive') can miss by more than the vector, so feedback would grow without end: "
                 "use feedback=False, or scale='mean'"
             )

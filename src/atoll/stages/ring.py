@@ -40,9 +40,9 @@ class Ring(Stage):
 
     def __post_init__(self) -> None:
         if self.width not in (32, 64):
-            raise ValueError(f"Ring(width={self.width}): the ring is 2^32 or 2^64")
+            raise Mismatch(f"Ring(width={self.width}): the ring is 2^32 or 2^64")
         if not 2 <= self.bits <= min(self.width - 2, 48):
-            raise ValueError(f"Ring(bits={self.bits}): from 2 to {min(self.width - 2, 48)} bits a number")
+            raise Mismatch(f"Ring(bits={self.bits}): from 2 to {min(self.width - 2, 48)} bits a number")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         if wire.ring is not None:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.keys import draw
 from atoll.core.tree import Array
 from atoll.core.wire import Codec, DecodeContext, EncodeContext, Stage, Wire
@@ -116,7 +117,7 @@ def _chosen(address: Address, size: int, k: int) -> Array:
 
 def _fraction(name: str, fraction: float) -> None:
     if not 0 < fraction <= 1:
-        raise ValueError(f"{name}(fraction={fraction}): a fraction of the numbers, above 0 and at most 1")
+        raise Mismatch(f"{name}(fraction={fraction}): a fraction of the numbers, above 0 and at most 1")
 
 
 def _count(fraction: float, size: int) -> int:

@@ -36,7 +36,7 @@ class Weigh(Stage):
 
     def __post_init__(self) -> None:
         if self.max_weight is not None and not self.max_weight > 0:
-            raise ValueError(f"Weigh(max_weight={self.max_weight}): the largest weight that counts is positive")
+            raise Mismatch(f"Weigh(max_weight={self.max_weight}): the largest weight that counts is positive")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         _once(wire, "Weigh()")
@@ -87,7 +87,7 @@ class Average(Stage):
 
     def __post_init__(self) -> None:
         if self.by not in ("answers", "expected"):
-            raise ValueError(f"Average(by={self.by!r}): divide by the number of 'answers', or by the number 'expected'")
+            raise Mismatch(f"Average(by={self.by!r}): divide by the number of 'answers', or by the number 'expected'")
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         _once(wire, "Average()")

@@ -103,7 +103,7 @@ def serve(
     text = manifest_text(job, data, seed)
     memory = kept(folder, text)
     first = assemble(job, remote(data, [1] * len(known)), seed, world=place)
-    check_stops(job.stop, first.program.splits)
+    check_stops(job.stop, first.program.splits, first.program.evaluation)
     with entered(folder, known, job.rounds, health, sinks) as (monitor, store, journal):
         questions = first.questions(len(known))
         hub = _hub(store, journal, first, questions, data, text, roster, times, memory)
