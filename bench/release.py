@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--bits", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["PYTHONPYCACHEPREFIX"] = str(Path(folder, "bytecode"))
         old = Path(folder) / "release"
         subprocess.run(["git", "clone", "-q", str(HERE.parent), str(old)], check=True)
         subprocess.run(["git", "checkout", "-q", COMMIT], cwd=old, check=True)

@@ -438,9 +438,9 @@ def test_one_two_and_three_nodes_give_the_bits_of_the_simulator(nodes: dict[str,
 @pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2, 3])
 def test_between_nodes_totals_travel_and_not_the_vectors_of_parties(nodes: dict[str, Any], actors: int) -> None:
-    """The model goes to each node once. Each actor takes a total and gives one, and may help another out once."""
+    """The model goes to each node once. An actor takes a total and gives one in each of two laps; it may help once."""
     vectors = [size / (4 * WIDE) for size in nodes["written"][str(actors)][-6:]]  # by then all actors are there
-    assert statistics.median(vectors) < actors + 2 * (2 * actors) < 25
+    assert statistics.median(vectors) < actors + 2 * (3 * actors) < 25
 
 
 @ray_only

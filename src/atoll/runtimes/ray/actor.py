@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,7 @@ from atoll.runtimes.local.pool import failure
 from atoll.runtimes.local.worker import Chunk, ChunkResult, Worker
 from atoll.runtimes.ray.cluster import import_ray
 
-CALLS = 3  # at a time: one that answers, one that waits to, one that adds
+CALLS = 4  # at a time: one that answers, one that waits to, one that adds, one that is given a total
 
 
 class ActorPlace(NamedTuple):
@@ -28,13 +29,19 @@ class ActorPlace(NamedTuple):
 
 
 class Actor:
-    """A worker with its samples. One thread answers, another adds: no total waits for an answer."""
+    """A worker with its samples. One thread answers, another adds: no total waits for an answer.
+
+    Who has the total of all chunks before its own adds each of them as it is answered.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._thread = ThreadPoolExecutor(1)
         self._question = 0
         self._sums: dict[int, Mapping[str, Array]] = {}  # of the question's chunks, not added yet
+        self._total: dict[str, Array] = {}  # of all chunks before the next one, if that is known here
+        self._next = 0
+        self._lock = threading.Lock()  # over these three
 
     def ready(self) -> ActorPlace:
         """Say where this is."""
@@ -52,26 +59,49 @@ class Actor:
     def _answer(
         self, question: int, chunks: Mapping[int, Chunk], body: Tree
     ) -> tuple[str | None, dict[int, ChunkResult], int]:
-        if question != self._question:
-            self._question, self._sums = question, {}
+        self._begin(question)
         results, size = {}, 0
         for number, chunk in chunks.items():
             try:
                 result = self._worker.answer(chunk, body)
             except Exception as error:
                 return failure(self._worker, chunk, error), {}, 0
-            self._sums[number] = result.sums
+            with self._lock:
+                self._sums[number] = result.sums
+                self._extend()
             results[number] = result._replace(sums={})
             size = max(size, sum(leaf.nbytes for leaves in result[:3] for leaf in leaves.values()))
         return None, results, size
 
-    def add(self, chunks: Sequence[int], total: Mapping[str, Array] | None) -> tuple[None, Mapping[str, Array]]:
+    def hold(self, question: int, before: int, total: Mapping[str, Array]) -> None:
+        """Take the total of all chunks before this one, so that what comes next is added as it is answered."""
+        self._begin(question)
+        with self._lock:
+            if question == self._question and self._next < before:
+                self._total, self._next = dict(total), before
+                self._extend()
+
+    def add(self, chunks: range, total: Mapping[str, Array] | None) -> tuple[None, Mapping[str, Array]]:
         """Return the total with the sums of these chunks; the None tells that it is there, wherever it stays."""
-        sums = dict(total or self._sums.pop(chunks[0]))
-        for number in chunks if total else chunks[1:]:
-            for name, part in self._sums.pop(number).items():
-                sums[name] = sums[name] + part
-        return None, sums
+        with self._lock:
+            if self._next != chunks.stop:
+                self._total, self._next = dict(total or {}), chunks.start
+                self._extend(chunks.stop)
+            for number in chunks:
+                del self._sums[number]
+            return None, self._total
+
+    def _begin(self, question: int) -> None:
+        with self._lock:
+            if question > self._question:
+                self._question, self._sums, self._total, self._next = question, {}, {}, 0
+
+    def _extend(self, stop: int | None = None) -> None:
+        """Add what is here and comes next. A total that was handed out does not change: another one is made."""
+        while self._next in self._sums and self._next != stop:
+            part = self._sums[self._next]
+            self._total = {name: self._total[name] + leaf for name, leaf in part.items()} if self._total else dict(part)
+            self._next += 1
 
 
 @lru_cache(maxsize=1)

@@ -3,13 +3,17 @@
 The sum of a question is ((c0 + c1) + c2) + … over its chunks, as the simulator adds them: a sum of floating-point
 numbers depends on its order. So the sums of chunks stay with the actors that made them, and the running total travels:
 an actor adds its own chunks to it, in their order. Each actor gets a run of neighbouring chunks, so that few totals
-travel.
+travel. Runs get shorter lap by lap: the total goes round while actors work, and little is left to add at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
+
+LAP = 0.7  # of what is left goes out in one lap
+LAST = 8  # chunks an actor, of which there is one lap only
 
 
 class Add(NamedTuple):
@@ -27,6 +31,9 @@ class Plan:
         self.added = 0  # the running total holds the chunks before this one
         self.tries = [0] * count  # actors that died over a chunk
         self._free = [range(count)]  # runs that nobody has, in order
+        self._lap, self._length = 0, 0  # runs to come in this lap, and their length
+        self._last = False  # whether it is the last one
+        self._told: tuple[int, int] | None = None  # who was given the total last, and how far it was
         self._runs: dict[int, range] = {}  # what is left of an actor's run
         self._with: dict[int, int] = {}  # chunk -> the actor that works on it or keeps its sums
         self._in_hand: dict[int, list[range]] = {}  # what an actor works on
@@ -41,8 +48,8 @@ class Plan:
         if len(in_hand) == 2 or any(self.tries[some[0]] for some in in_hand):  # two hide the way there and back
             return range(0)
         run = self._runs.pop(actor, None) or self._claim(actors, capacity) or self._steal()
-        # A quarter of what is left: the last calls are short, so that all actors end together.
-        chunks = run[: -(-len(run) // 4)]
+        # In the last lap a quarter of what is left: the last calls are short, so that all actors end together.
+        chunks = run[: -(-len(run) // 4)] if self._last else run
         # An actor that died had many chunks in hand: one by one, with no other call, they show which it was.
         risky = next((i for i, c in enumerate(chunks) if self.tries[c]), len(chunks))
         chunks = chunks[: risky or int(not in_hand)]
@@ -56,11 +63,15 @@ class Plan:
     def _claim(self, actors: int, capacity: int) -> range:
         if not self._free or self._free[0].start >= self.added + capacity * actors:
             return range(0)
+        if not self._lap:
+            each = -(-sum(map(len, self._free)) // actors)
+            self._last = each <= LAST
+            self._lap, self._length = actors, each if self._last else ceil(LAP * each)
         # Half the capacity: the next run is begun before the total has come to this one.
-        laps = -(-self.count // (actors * max(capacity // 2, 1)))
-        length = -(-self.count // (actors * laps))
+        length = min(self._length, max(capacity // 2, 1))
         run, rest = self._free[0][:length], self._free[0][length:]
         self._free[:1] = [rest] if rest else []
+        self._lap -= 1
         return run
 
     def _steal(self) -> range:
@@ -85,6 +96,14 @@ class Plan:
             stop += 1
         more = self._with.get(stop) == actor or (actor in self._runs and self._runs[actor].start == stop)
         return None if more or stop == self.added else Add(actor, range(self.added, stop))
+
+    def hold(self) -> int | None:
+        """Return who may have the total before it adds: the actor that works on what comes next, once."""
+        actor = self._with.get(self.added)
+        if actor is None or not self.added or self._told == (actor, self.added):
+            return None
+        self._told = actor, self.added
+        return actor
 
     def has_added(self, add: Add) -> None:
         """Note how far the running total is."""

@@ -36,6 +36,7 @@ class _Question:
         self.answering: dict[Ref, tuple[int, range]] = {}  # (actor, chunks), oldest first
         self.adding: dict[Ref, tuple[Add, Ref]] = {}  # at most one, and the total that comes of it
         self.total: Ref | None = None  # None: nothing is added yet
+        self.holding: dict[Ref, int] = {}  # actors that are given the total early
         self.falls = 0  # totals that were lost
         self.done: dict[int, tuple[ChunkResult, int]] = {}
 
@@ -112,29 +113,36 @@ class RayPool:
     def _advance(self, question: _Question, turn: int) -> None:
         """Let everybody have work, and wait until something is done."""
         self._deal(question)
-        landed = self._landed([*question.answering, *question.adding])
+        landed = self._landed([*question.answering, *question.adding, *question.holding])
         self._settle(landed)
         for ref in landed:
             if ref in question.answering:
                 self._collect(question, ref, turn)
             elif ref in question.adding:  # else it is a start, or of an actor that is lost
                 self._collect_total(question, ref)
+            elif ref in question.holding:
+                del question.holding[ref]
+                with contextlib.suppress(*_losses()):  # who is lost has calls of greater weight; a total is asked for
+                    import_ray().get(ref)
 
     def _deal(self, question: _Question) -> None:
         """Give chunks to whom has too few, and let the next sums be added."""
         plan, here, what = question.plan, self._places, question.chunks[0].what
+        capacity = max(MEMORY // max(self._sizes[what], 1), SLOTS) if what in self._sizes else SLOTS
         # Who is on our node gets later chunks: the total of all ends where it is needed.
-        for h in sorted(here, key=lambda h: (here[h].node_id == self._node, here[h].node_id, h)):
-            capacity = max(MEMORY // max(self._sizes[what], 1), SLOTS) if what in self._sizes else SLOTS
-            while chunks := plan.take(h, len(here), capacity):
+        for h in 2 * sorted(here, key=lambda h: (here[h].node_id == self._node, here[h].node_id, h)):
+            if chunks := plan.take(h, len(here), capacity):
                 some = {c: question.chunks[c] for c in chunks}
                 ref = self._actors[h].answer.remote(question.number, some, question.body)
                 question.answering[ref] = h, chunks
-        add = plan.add()
-        if add and not question.adding:
+        if question.adding:
+            return
+        if add := plan.add():
             call = self._actors[add.actor].add.options(num_returns=2)
             ref, total = call.remote(add.chunks, question.total)
             question.adding[ref] = add, total
+        elif (h := plan.hold()) is not None:
+            question.holding[self._actors[h].hold.remote(question.number, plan.added, question.total)] = h
 
     def _collect(self, question: _Question, ref: Ref, turn: int) -> None:
         """Take in answers; where their actor is lost, its chunks are to be done again."""
