@@ -19,15 +19,19 @@ from atoll.core.effects import Ask, Note
 from atoll.core.question import Layout, Leaf, Question
 from atoll.core.wire import EncodeContext, Setting, Wire, chain
 from atoll.core.world import World
+from atoll.crypto.keys import Refused
+from atoll.programs.quorum import Quorum
 from atoll.testing import Echo
 
 pytest.importorskip("grpc")
 
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.answers import write_answer
-from atoll.runtimes.network.messages.calls import Times
+from atoll.runtimes.network.messages.awake import AwakeClock
+from atoll.runtimes.network.messages.calls import NOT_ALLOWED, RunFailed, RunOver, Times
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
+    Goodbye,
     Hello,
     QuestionHead,
     Receipt,
@@ -88,6 +92,15 @@ class Wired:
         sealed = Header(made.kind, made.id, made.size, made.sha256, write_envelope(answer))
         return read_envelope(Receipt, self.lines[name].push(sealed, body))
 
+    def decline(self, name: str, why: str, code: str) -> None:
+        payload = self.lines[name].pull(10)
+        assert payload is not None
+        with payload:
+            head = read_envelope(QuestionHead, payload.header.envelope)
+        made = header_of("answer", "x", b"")
+        answer = AnswerHead(head.run, head.number, 0, made.sha256, 0.1, why, code)
+        self.lines[name].push(Header(made.kind, made.id, 0, made.sha256, write_envelope(answer)), b"")
+
 
 @contextmanager
 def standing(tmp_path: Path, question: Question) -> Iterator[Wired]:
@@ -107,6 +120,7 @@ def standing(tmp_path: Path, question: Question) -> Iterator[Wired]:
         lines = {name: PartyTransport(address, Insecure(name), times=times) for name in NAMES}
         for name, line in lines.items():
             line.hello(write_envelope(Hello(name, 5, DATA)))
+            line.pull(0.0)  # who asks for questions has agreed
         yield Wired(hub, notes, lines)
         hub.end("the test is over")
         for line in lines.values():
@@ -403,3 +417,124 @@ def test_each_party_is_told_which_of_its_answers_was_used_last(wired: Wired) -> 
     wired.hub.settle(np.array([4, -1, 2], np.int32))
     wired.ask(act)
     assert told == {"ada": 4, "ben": -1, "cleo": 2}
+
+
+def whats(wired: Wired) -> list[str]:
+    return [note.what for note in wired.notes.notes]
+
+
+def test_below_its_quorum_a_question_stays_open_until_who_was_away_is_back(wired: Wired) -> None:
+    wired.hub.require(Quorum(2), {"train"})
+    wired.hub.goodbye("ben")
+    wired.hub.goodbye("cleo")
+
+    def act() -> None:
+        assert wired.push("ada", answer()).accepted
+        end = time.monotonic() + 10
+        while wired.hub.snapshot()["needed"] != 2:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        wired.lines["ben"].hello(write_envelope(Hello("ben", 5, DATA)))
+        assert wired.push("ben", answer()).accepted
+
+    assert wired.ask(act).parties.tolist() == [0, 1]
+    (waited,) = [note for note in wired.notes.notes if note.what == "waiting"]
+    assert waited.facts == {"there": 1, "needed": 2}
+    assert wired.hub.snapshot()["needed"] == 0
+
+
+def test_a_required_party_is_waited_for_though_there_are_enough(wired: Wired) -> None:
+    wired.hub.require(Quorum(1, frozenset({2})), {"train"})
+    wired.hub.goodbye("cleo")
+
+    def act() -> None:
+        for name in ("ada", "ben"):
+            assert wired.push(name, answer()).accepted
+        end = time.monotonic() + 10
+        while wired.hub.snapshot()["awaited"] != ["cleo"]:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert wired.push("cleo", answer()).accepted
+
+    assert wired.ask(act).parties.tolist() == [0, 1, 2]
+
+
+def test_a_quorum_that_declines_is_not_waited_for(wired: Wired) -> None:
+    """Whoever has declined does not answer this question any more: the round is over, and does not count."""
+    wired.hub.require(Quorum(3), {"train"})
+
+    def act() -> None:
+        for name in ("ada", "ben"):
+            assert wired.push(name, answer()).accepted
+        wired.decline("cleo", "training failed", "declined")
+
+    assert wired.ask(act).parties.tolist() == [0, 1]
+
+
+def test_patience_ends_a_wait_for_answers(wired: Wired) -> None:
+    wired.hub.require(Quorum(3), {"train"})
+    wired.hub._times = Times(silence=3.0, patience=0.3)
+    wired.hub.goodbye("cleo", write_envelope(Goodbye("allow_plain: not here")))
+    failed: list[NobodyThere] = []
+
+    def ask() -> None:
+        try:
+            wired.hub.ask(Ask(np.arange(3), WHAT, {"t": 0, "broadcast": np.zeros(3, np.float32)}))
+        except NobodyThere as reason:
+            failed.append(reason)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for name in ("ada", "ben"):
+        assert wired.push(name, answer()).accepted
+    thread.join(20)
+    assert "2 of 3 parties came within 0.3 s; cleo refuses: allow_plain: not here" in str(failed[0])
+
+
+def test_who_refuses_by_its_policy_is_not_there_and_is_named(wired: Wired) -> None:
+    wired.lines["ben"].leave(write_envelope(Goodbye("allow_plain: the server would read the vector")))
+    wired.ask(
+        lambda: [
+            wired.decline("ada", "this party takes part at 20:00-06:00 only", NOT_ALLOWED),
+            wired.push("cleo", answer()),
+        ]
+    )
+    assert wired.hub.online().tolist() == [2]
+    why = {"ada": "this party takes part at 20:00-06:00 only", "ben": "allow_plain: the server would read the vector"}
+    assert wired.hub.snapshot()["refused"] == why
+    told = {n.facts["party"]: n.facts["why"] for n in wired.notes.notes if n.what == "refused"}
+    assert told == why
+    wired.lines["ada"].hello(write_envelope(Hello("ada", 5, DATA)))
+    assert wired.hub.online().tolist() == [0, 2]
+    assert whats(wired)[-1] == "joined"
+
+
+def test_who_has_only_said_hello_is_not_there_yet(wired: Wired) -> None:
+    """It looks at the job, and may refuse it: the run does not begin with it."""
+    wired.hub.goodbye("ben")
+    wired.lines["ben"].hello(write_envelope(Hello("ben", 5, DATA)))
+    assert wired.hub.online().tolist() == [0, 2]
+    wired.lines["ben"].pull(0.0)
+    assert wired.hub.online().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("failed", "kind"), [(False, RunOver), (True, RunFailed)])
+def test_a_party_is_told_whether_the_run_has_finished_or_failed(wired: Wired, failed: bool, kind: type) -> None:
+    wired.hub.end("the run is over: so it is", failed=failed)
+    with pytest.raises(kind, match="so it is"):
+        wired.lines["ada"].pull(1.0)
+
+
+def test_a_goodbye_with_control_characters_is_refused(wired: Wired) -> None:
+    said = write_envelope(Goodbye("no")).replace(b"no", b"\x1bo")
+    with pytest.raises(Refused, match="the bytes are no Goodbye"):
+        wired.lines["ada"].leave(said)
+    assert wired.hub.snapshot()["refused"] == {}
+
+
+def test_the_clock_of_a_hub_stands_still_while_its_process_does() -> None:
+    now = [0.0]
+    clock = AwakeClock(lambda: now[0])
+    for now[0] in (1.0, 2.0, 62.0, 63.0):
+        found = clock()
+    assert found == 5.0  # of the minute in which nobody looked, two seconds are left

@@ -172,7 +172,7 @@ def test_a_killed_server_goes_on_to_the_same_bits_and_a_killed_party_comes_back(
 def test_a_party_that_forbids_plain_sums_says_so_and_does_not_take_part(federation: Federation) -> None:
     federation.serve()
     party = federation.join("a", 'data = { use = "digits", clients = 3, party = 0 }\n')
-    assert party.wait(60) == 2
+    assert party.wait(60) == 4
     said = (federation.folder / "a.log").read_text()
     assert "allow_plain" in said
     assert "Traceback" not in said
@@ -183,7 +183,7 @@ def test_a_stranger_is_refused_on_both_sides_in_a_sentence(federation: Federatio
     roster = federation.folder / "roster"
     roster.write_text("".join(federation.lines[n] + "\n" for n in ("b", "c")))  # a's line is gone
     party = federation.join("a")
-    assert party.wait(90) == 2
+    assert party.wait(90) == 4
     said = (federation.folder / "a.log").read_text()
     assert "roster" in said
     assert "Traceback" not in said
@@ -194,7 +194,7 @@ def test_a_stranger_is_refused_on_both_sides_in_a_sentence(federation: Federatio
 
 def test_a_server_whose_parties_do_not_come_ends(federation: Federation) -> None:
     server = federation.serve("--patience", "1")
-    assert server.wait(60) == 2
+    assert server.wait(60) == 3
     assert "0 of 3 parties came" in (federation.folder / "server.log").read_text()
 
 

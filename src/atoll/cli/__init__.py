@@ -8,6 +8,7 @@ import sys
 def main() -> None:
     """Run `atoll`."""
     from atoll.cli.app import app, known
+    from atoll.cli.exits import exit_code
 
     try:
         sys.exit(app(standalone_mode=False) or 0)  # Ctrl-C comes back as 130
@@ -18,4 +19,4 @@ def main() -> None:
         if sentence is None:
             raise
         sys.stderr.write(f"atoll: {sentence}\n")
-        sys.exit(getattr(error, "exit_code", 2))
+        sys.exit(exit_code(error))

@@ -134,7 +134,9 @@ def serve(
     own: Annotated[Path | None, typer.Option("--key", help="the server's key (atoll key)")] = None,
     run: Annotated[Path, typer.Option(help="the run folder; resumes an unfinished run in it")] = Path("served"),
     parties: Annotated[int | None, typer.Option(min=1, help="begin with so many; default: all of the roster")] = None,
-    patience: Annotated[float, typer.Option(help="seconds to wait for parties before giving up")] = 600.0,
+    patience: Annotated[
+        float | None, typer.Option(help="seconds to wait for parties before the run fails; default: for ever")
+    ] = None,
     deadline: Annotated[float, typer.Option(help="seconds that parties have for an answer")] = 600.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no encryption; only on this machine")] = False,
     health: Annotated[str | None, typer.Option(metavar="127.0.0.1:PORT", help="/health and /metrics there")] = None,
@@ -156,12 +158,16 @@ def join(
     own: Annotated[Path | None, typer.Option("--key", help="this party's key (atoll key)")] = None,
     folder: Annotated[Path, typer.Option(help="where this party keeps its audit log")] = Path("party"),
     insecure: Annotated[str | None, typer.Option(help="a name, instead of a key; only on this machine")] = None,
+    patience: Annotated[
+        float | None, typer.Option(help="seconds to try to reach the server before giving up; default: for ever")
+    ] = None,
     log: Log = LogFormat.text,
 ) -> None:
     """Take part in a served job with this party's own data."""
     from atoll.cli.network import join_job
 
-    join_job(address, server=server, key=own, policy=policy, folder=folder, insecure=insecure, form=log)
+    join_job(address, server=server, key=own, policy=policy, folder=folder, insecure=insecure, patience=patience,
+             form=log)  # fmt: skip
 
 
 @app.command()

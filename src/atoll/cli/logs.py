@@ -64,7 +64,7 @@ def single(facts: Mapping[str, Any]) -> dict[str, object]:
 def log_note(note: Note) -> None:
     """Log what the journal is told: a sink."""
     facts = dict(note.facts) | ({"job": note.job.get("name")} if note.job else {})
-    level = logging.WARNING if note.what in ("rejected", "declined") else logging.INFO
+    level = logging.WARNING if note.what in ("rejected", "declined", "refused", "waiting") else logging.INFO
     log.log(level, "", extra={"event": note.what, "facts": facts})
 
 
@@ -84,12 +84,13 @@ def speaking(form: LogFormat) -> Iterator[Say]:
         yield _say_json
     except Exception as error:
         from atoll.cli.app import known
+        from atoll.cli.exits import Exit, exit_code
 
         sentence = known(error)
         facts = {"code": error.code} if isinstance(error, AtollError) else {}
         extra = {"event": "failed", "facts": facts}
         log.error(sentence or str(error), exc_info=None if sentence else error, extra=extra)
-        raise SystemExit(2 if sentence else 1) from None
+        raise SystemExit(exit_code(error) if sentence else Exit.crashed) from None
 
 
 def _say_text(event: str, text: str, **facts: object) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.cli.exits import RunEnded
 from atoll.cli.logs import LogFormat, log_note, speaking
 from atoll.cli.overhear import overhearing
+from atoll.core.errors import AtollError
 
 if TYPE_CHECKING:
     from atoll.job.file import JobFile
@@ -29,7 +32,7 @@ def new_key_file(name: str, folder: Path) -> None:
 
 def serve_job(
     job: str, overrides: list[str], *, address: str, roster: Path, key: Path | None, run: Path, parties: int | None,
-    patience: float, deadline: float, insecure: bool, health: str | None, form: LogFormat,
+    patience: float | None, deadline: float, insecure: bool, health: str | None, form: LogFormat,
 ) -> None:  # fmt: skip
     """Serve a job file to the parties of a roster until it has ended."""
     from atoll.cli.run import Progress
@@ -42,8 +45,11 @@ def serve_job(
     from atoll.runtimes.network.trust.tls import Insecure, ServerTLS
 
     with overhearing(), speaking(form) as say:
+        began = False
 
         def ready(at: str) -> None:
+            nonlocal began
+            began = True
             say("serving", f"serving at {at}; waiting for parties (atoll join)", address=at)
             if health:
                 there = f"http://{last_said(run)['health']}"
@@ -59,13 +65,15 @@ def serve_job(
         try:
             done = _served(
                 said, parties, address=address, credentials=credentials, roster=lambda: file.now().texts, folder=run,
-                times=Times(answer=deadline, patience=patience), health=health, ready=ready,
-                sinks=(progress if form is LogFormat.text else log_note,),
+                times=Times(answer=deadline, patience=math.inf if patience is None else patience), health=health,
+                ready=ready, sinks=(progress if form is LogFormat.text else log_note,),
             )  # fmt: skip
         except KeyboardInterrupt:
             progress.close()
             say("stopped", f"stopped; nothing is lost. Go on by serving the same job with --run {run}")
             raise
+        except AtollError as error:
+            raise RunEnded(str(error)) if began else error from None
         finally:
             progress.close()
         report = done.run.report(run / "report.html")
@@ -88,9 +96,11 @@ def _served(said: JobFile | RoleJob, parties: int | None, **settings: Any) -> Se
 
 
 def join_job(
-    address: str, *, server: str, key: Path | None, policy: Path, folder: Path, insecure: str | None, form: LogFormat
-) -> None:
+    address: str, *, server: str, key: Path | None, policy: Path, folder: Path, insecure: str | None,
+    patience: float | None, form: LogFormat,
+) -> None:  # fmt: skip
     """Take part in a served job for as long as it lasts."""
+    from atoll.runtimes.network.messages.calls import Times
     from atoll.runtimes.network.party.join import join
     from atoll.runtimes.network.party.policy import Policy
     from atoll.runtimes.network.trust.roster import key_text, peer_of
@@ -106,7 +116,10 @@ def join_job(
             credentials = PartyTLS(_key(key), peer_of(server))
             name, known = credentials.member.name, key_text(credentials.server.key)
         try:
-            why = join(address, credentials, name, limits, folder, server=known, say=lambda text: say("told", text))
+            why = join(
+                address, credentials, name, limits, folder, server=known, say=lambda text: say("told", text),
+                times=Times(patience=math.inf if patience is None else patience),
+            )  # fmt: skip
         except KeyboardInterrupt:
             say("stopped", "stopped; joining again with the same key and folder resumes")
             raise

@@ -44,6 +44,8 @@ class RunStatus(TypedDict):
     seconds_left: float | None
     epsilon: float | None
     needed: int
+    awaited: list[str]
+    refused: dict[str, str]
     parties: dict[str, PartyStatus]
     questions: list[OpenQuestion]
     rejected: dict[str, Rejections]
@@ -102,6 +104,8 @@ def status(run: Path) -> RunStatus:
         "seconds_left": round((planned - done) * pace, 1) if state == "running" and planned and pace else None,
         "epsilon": next((number(f, "epsilon") for f in reversed(rounds) if "epsilon" in f), None),
         "needed": said.get("needed", 0) if live else 0,
+        "awaited": said.get("awaited", []) if live else [],
+        "refused": dict(said.get("refused", {})) if live else _refused(facts),
         "parties": _parties(facts, said, live),
         "questions": said.get("questions", []) if live else [],
         "rejected": _rejected(facts),
@@ -150,6 +154,17 @@ def _parties(facts: list[dict[str, object]], said: Mapping[str, Any], live: bool
     return found
 
 
+def _refused(facts: list[dict[str, object]]) -> dict[str, str]:
+    """Who did not take part in the end, by its own policy, and why."""
+    found: dict[str, str] = {}
+    for fact in facts:
+        if fact["what"] == "refused":
+            found[str(fact["party"])] = str(fact["why"])
+        elif fact["what"] == "joined":
+            found.pop(str(fact["party"]), None)
+    return found
+
+
 def _rejected(facts: list[dict[str, object]]) -> dict[str, Rejections]:
     found: dict[str, Rejections] = {}
     for fact in facts:
@@ -163,7 +178,8 @@ def in_words(said: RunStatus) -> Iterator[str]:
     """Say a status in lines for people."""
     connected = sum(party["connected"] for party in said["parties"].values())
     left = "" if said["seconds_left"] is None else f", about {lasts(said['seconds_left'])} to go"
-    there = f" for parties ({connected} of {said['needed']} are there)" if said["needed"] else ""
+    among = f"; needed and not there: {', '.join(said['awaited'])}" if said["awaited"] else ""
+    there = f" for parties ({connected} of {said['needed']} are there{among})" if said["needed"] else ""
     why = f"; {said['reason']}" if said["reason"] else ""
     yield f"{said['state']}{there}: {said['round']} of {said['rounds']} rounds done{left}{why}"
     for question in said["questions"]:
@@ -173,6 +189,8 @@ def in_words(said: RunStatus) -> Iterator[str]:
     for name, party in said["parties"].items():
         seen = "left" if party["seen"] is None else f"last seen {lasts(party['seen'])} ago"
         yield f"  {name}: {'connected' if party['connected'] else seen}"
+    for name, why in said["refused"].items():
+        yield f"  refused by {name}: {why}"
     for name, bad in said["rejected"].items():
         yield f"  rejected: {bad['count']} of {name}, the last: {bad['last']}"
     if said["epsilon"] is not None:

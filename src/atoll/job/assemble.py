@@ -21,12 +21,14 @@ from atoll.core.world import World
 from atoll.data.checks import check
 from atoll.data.federated import Federated, Silos
 from atoll.job.job import Channel, Job, check_job
+from atoll.job.quorum import check_quorum
 from atoll.job.renames import METRICS
 from atoll.job.whole import check_whole
 from atoll.metrics import Metric
 from atoll.privacy.ledger import Ledger, ledger_of
 from atoll.programs.evaluate import HIDDEN_LOCAL, evaluation_of, schema_of
 from atoll.programs.federate import PARTY, Exchange, Federate
+from atoll.programs.quorum import Quorum
 from atoll.select.available import latency, lost
 from atoll.stages.digits import Digits
 from atoll.stages.loss import telling_loss, tells_loss
@@ -138,6 +140,7 @@ def assemble(
     evaluated = tuple(s for s in ("test", "local") if s in splits) if evaluation else ()
     if len(data.train.y):  # a party has no rows of others and cannot know what their server measures; it asks no stop
         check_stops(job.stop, evaluated, evaluation)
+        check_quorum(job, len(data))
     exchanges = {
         name: _exchange(bound, name, phase, Setting(name, world, agreement, members), len(data))
         for name, phase in method.phases.items()
@@ -149,7 +152,7 @@ def assemble(
         method, job.select, exchanges, data.train.sizes,
         lambda t: job.availability.online(t, len(data), world.seed), stops, job.eval_every, evaluated,
         len(data.test) if data.test is not None else 0, evaluation, tuple(job.metrics), evaluating,
-        ledger.spent if ledger else None,
+        ledger.spent if ledger else None, None if job.min_parties is None else Quorum(job.min_parties),
     )  # fmt: skip
     agreed = Agreed({PARTY: summary._replace(parties=len(data))}, job.rounds)
     return Assembled(bound, program, agreed, splits, ledger)

@@ -43,6 +43,8 @@ KEYS = (
     "metrics",
     "phases",
     "train_loss",
+    "min_parties",
+    "required",
 )
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -176,10 +178,18 @@ def from_table(said: Mapping[str, object], gate: Gate | None = None) -> JobFile:
     metrics = [build("metric", one, f"metrics.{i}", gate) for i, one in listed]
     try:
         told = plain(said, "train_loss", Job.train_loss)
-        job = Job(method, select, channel, rounds, stop, every, online, name, metrics, told)
+        fewest = plain(said, "min_parties", 1) if "min_parties" in said else None
+        job = Job(method, select, channel, rounds, stop, every, online, name, metrics, told, fewest, _names(said))
     except ValueError as error:
         raise BadJob(str(error)) from None
     return JobFile(job, {"use": data} if isinstance(data, str) else dict(data), seed)
+
+
+def _names(said: Mapping[str, object]) -> list[str]:
+    names = said.get("required", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadJob(f'required = {names!r}: a list of names of parties is needed, as in required = ["north"]')
+    return names
 
 
 def _channel(said: Mapping[str, object], where: str, gate: Gate | None) -> Channel:
@@ -220,7 +230,9 @@ def to_table(job: Job, data: Mapping[str, object], seed: int) -> dict[str, objec
     said |= _channel_table(job.channel)
     said |= {"stop": table(list(job.stop)), "availability": table(job.availability)}
     said |= {"metrics": table(list(job.metrics))} if job.metrics else {}
-    return said if job.train_loss else {**said, "train_loss": False}
+    said |= {} if job.train_loss else {"train_loss": False}
+    said |= {} if job.min_parties is None else {"min_parties": job.min_parties}
+    return {**said, "required": list(job.required)} if job.required else said
 
 
 def _channel_table(channel: Channel) -> dict[str, object]:

@@ -68,6 +68,10 @@ class Job(Part):
         metrics: what is measured in addition to what the method measures. Default: nothing.
         train_loss: whether the mean training loss of a round is told where nothing is noised; with noise, add the stage
             TrainLoss(). Default true.
+        min_parties: a round with fewer answers does not count and is asked again, 1 or more. Default: 1 between real
+            parties; in a simulation a round counts whoever answered.
+        required: names of parties, as the server's roster writes them, without whose answers no round counts. In a
+            simulation nobody has a name. Default: none.
 
     Example:
         >>> import atoll
@@ -86,6 +90,8 @@ class Job(Part):
     name: str = "job"
     metrics: Sequence[Metric] = ()
     train_loss: bool = True
+    min_parties: int | None = None
+    required: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         part("method", self.method, Method)
@@ -97,6 +103,11 @@ class Job(Part):
         parts("metrics", self.metrics, Metric)
         number("rounds", self.rounds)
         number("eval_every", self.eval_every)
+        if self.min_parties is not None:
+            number("min_parties", self.min_parties)
+        if isinstance(self.required, str) or not all(isinstance(name, str) and name for name in self.required):
+            raise Mismatch(f'required = {self.required!r}: a list of names of parties, as in required = ["north"]')
+        object.__setattr__(self, "required", tuple(self.required))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "metrics", tuple(self.metrics))
 

@@ -43,6 +43,7 @@ from atoll.programs.evaluate import (
     total_values,
 )
 from atoll.programs.phases import seen_by_phase
+from atoll.programs.quorum import Quorum
 
 PARTY = "party"  # the one role: many play it, as equals
 
@@ -93,6 +94,7 @@ class Federate(Program):
     metrics: tuple[Metric, ...] = ()  # of it, those that are not the method's own
     evaluating: Exchange | None = None  # how sums over own test data travel, where a hidden sum adds them
     spent: Callable[..., Mapping[str, Any]] | None = None  # what so many asks spend
+    quorum: Quorum | None = None  # below which a round does not count; None: what was asked counts
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -241,7 +243,7 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
     channel = run.channels[name]
     question = question_of(method, run.state, t, {leaf: channel[leaf] for leaf in exchange.codec.stage_state})
     vector, replies = await exchange.gather(pick.cohort, question, pick.goal)
-    enough = len(replies) >= max(exchange.wire.total.min_cohort, 1)
+    enough = len(replies) >= max(exchange.wire.total.min_cohort, 1) and not _lacking(plan.quorum, replies)
     state, facts = run.state, dict[str, Any]()
     if enough:
         combined, channel, facts = _decoded(exchange, vector, channel, replies, world, t)
@@ -254,9 +256,9 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
     said |= {"parties": replies.parties.tolist()} if world.watched and len(replies) <= SHOWN else {}
     if phase.same_cohort and not enough:
         state = run.begun  # those who were asked before are too few now: the round begins again, and counts
-    over = method.complete(state) and (enough or len(method.phases) == 1)
+    over = method.complete(state) and (enough or (len(method.phases) == 1 and plan.quorum is None))
     rounds = history.rounds + bool(over)
-    about = _facts(exchange, question, pick, replies)
+    about = {**_facts(exchange, question, pick, replies), **_lacking(plan.quorum, replies)}
     await note("round", round=history.rounds + 1, **about, **facts, **spent, **said)
     elapsed = replies.facts.get("elapsed", history.elapsed)
     if run.used is not None and enough:
@@ -268,6 +270,14 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
         replies.parties if enough else None, state if over else run.begun, 0 if enough else run.in_vain,
     )  # fmt: skip
     return after if enough or over else _in_vain(after, name)
+
+
+def _lacking(quorum: Quorum | None, replies: Replies) -> dict[str, Any]:
+    """Say by how much a round misses its quorum: how many answers it needs, and whose are missing."""
+    if quorum is None or quorum.met(replies.parties.tolist()):
+        return {}
+    missing = sorted(quorum.required - set(replies.parties.tolist()))
+    return {"needed": quorum.min_parties, **({"missing": missing} if missing else {})}
 
 
 def _there(who: Cohort, population: Population) -> Cohort:

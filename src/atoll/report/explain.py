@@ -13,6 +13,7 @@ from atoll.core.world import World
 from atoll.data.federated import Federated
 from atoll.job.assemble import Assembled, assemble
 from atoll.job.job import Job
+from atoll.job.quorum import in_words
 from atoll.privacy.account import Account, in_epsilon
 from atoll.programs.federate import Exchange
 from atoll.programs.phases import by_phase, lines_by_phase
@@ -77,6 +78,7 @@ def _what(a: Assembled, data: Federated, own: bool) -> tuple[str, list[str]]:
     lines = [
         mine if own else everybody,
         f"{_named(a.job.select)}: about {a.wire.total.cohort:,} of them {_at_once(a)}, at most {a.job.rounds:,} rounds",
+        *filter(None, [in_words(a.job)]),
         f"{type(method).__name__}: {_first(method)}",
     ]
     alone = method.training()

@@ -221,3 +221,24 @@ def test_noise_of_the_server_is_drawn_again(cluster: Callable[..., Cluster]) -> 
     moved = [fact["update_norm"] for fact in federation.facts("round") if fact["round"] == CUT + 1]
     assert len(moved) == 2
     assert moved[0] != moved[1]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [5.0, 12.0, 30.0, 60.0])
+def test_a_paused_server_takes_nobody_for_silent(
+    cluster: Callable[..., Cluster], figure: Callable[[str], None], seconds: float
+) -> None:
+    """As after a suspend or a snapshot of its machine: the lines may have gone, the parties have not."""
+    federation = cluster(job(60))
+    server = federation.serve()
+    federation.join_all()
+    for at in (10, 30):
+        federation.until(lambda at=at: federation.rounds() >= at, pause=0.01)
+        server.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        now, began = federation.rounds(), time.monotonic()
+        server.send_signal(signal.SIGCONT)
+        federation.until(lambda now=now: federation.rounds() > now + 1, pause=0.01)
+        figure(f"paused for {seconds:g} s at round {at}: goes on {time.monotonic() - began:.1f} s after it")
+    federation.ends(server)
+    assert [fact["answered"] for fact in federation.facts("round")] == [3] * 60

@@ -7,6 +7,7 @@ parent sees of the edge what it would see of a party.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from atoll.programs.evaluate import LOCAL
 from atoll.programs.federate import Exchange
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.answers import travels
-from atoll.runtimes.network.messages.calls import Limits, Times
+from atoll.runtimes.network.messages.calls import Limits, RunFailed, Times
 from atoll.runtimes.network.messages.envelope import Hello, Welcome, write_envelope
 from atoll.runtimes.network.party.assess import assembled, assess, data_of
 from atoll.runtimes.network.party.join import Declined, Party, calling, check_now, parties_of, sides_of, welcomed
@@ -60,7 +61,7 @@ def edge(
     """Stand between a server and parties until the server says that it is over; returns why."""
     folder, times = Path(folder), times or Times(answer=300.0)
     hello = write_envelope(Hello(name, 0, Layout({}), edge=True))
-    with calling(parent, credentials, folder, times) as (transport, audit):
+    with calling(parent, credentials, folder, times, policy) as (transport, audit):
         welcome = welcomed(transport, hello)
         members = parties_of(welcome)
         session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world, welcome.data)
@@ -73,7 +74,11 @@ def edge(
             up = assembled(session, data_of(session))[0]
             party = Edge(transport, hello, welcome, session, assessed, sides, folder, audit, times, say)
             party.stand(hub, made, up, store, below)
-            why = party.take_part(stop or threading.Event())
+            try:
+                why = party.take_part(stop or threading.Event())
+            except RunFailed as reason:
+                hub.end(str(reason), failed=True)
+                raise
             hub.end(why)
             return why
 
@@ -139,7 +144,7 @@ class Edge(Party):
 
     def _train(self, what: str, question: Tree) -> dict[str, Array]:
         try:
-            self._hub.wait_for(self._need, self._times.patience)
+            self._hub.wait_for(self._need, min(self._times.patience, max(self._until - time.monotonic(), 0.0)))
             self._need = self._made.job.channel.combine.min_cohort(self._made.wire)
         except NobodyThere as reason:
             raise Declined(str(reason)) from None

@@ -30,6 +30,8 @@ from atoll.runtimes.network.messages.calls import (
     CannotListen,
     HelloFirst,
     Limits,
+    RunFailed,
+    RunOver,
     Service,
     Times,
     Unreachable,
@@ -44,9 +46,10 @@ from atoll.runtimes.network.trust.tls import RENEW, Insecure, PartyTLS, ServerTL
 if TYPE_CHECKING:
     import grpc
 
+AWAY = 5.0  # seconds after which a party says that its server is away
 SURE = 5  # handshakes in a row that seem to be refused, after which they are
 CODE = "atoll-code"  # the metadata in which a server says which error it is
-REFUSALS: dict[object, type[Refused]] = {kind.code: kind for kind in (Refused, Unknown, HelloFirst)}
+REFUSALS: dict[object, type[Refused]] = {kind.code: kind for kind in (Refused, Unknown, HelloFirst, RunOver, RunFailed)}
 NAMED = re.compile(r"[a-z][a-z0-9_]{0,39}")  # a code
 SENTENCE = 1000  # most characters of a reason that is sent
 T = TypeVar("T")
@@ -118,9 +121,9 @@ class ServerTransport:
         with self._admitted(context) as name:
             return self._service.hello(name, hello)
 
-    def _leave(self, nothing: bytes, context: grpc.ServicerContext) -> bytes:
+    def _leave(self, said: bytes, context: grpc.ServicerContext) -> bytes:
         with self._admitted(context) as name:
-            self._service.goodbye(name)
+            self._service.goodbye(name, said)
             return b""
 
     def _pull(self, asked: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -348,12 +351,12 @@ class PartyTransport:
 
         return self._persist(once)
 
-    def leave(self) -> None:
+    def leave(self, said: bytes = b"") -> None:
         """Say goodbye, once."""
         grpc = grpc_library()
         began = time.monotonic()
         try:
-            self._unary("Leave", b"")
+            self._unary("Leave", said)
         except grpc.RpcError as error:
             raise self._meaning(error, time.monotonic() - began) from None
 
@@ -399,7 +402,8 @@ class PartyTransport:
     def _persist(self, once: Callable[[], T]) -> T:
         """Try until it works, is refused, or patience ends."""
         grpc = grpc_library()
-        until, seemingly = time.monotonic() + self._times.patience, 0
+        first, told, seemingly = time.monotonic(), False, 0
+        until = first + self._times.patience
         for pause in delays(secrets.randbits(64)):
             began = time.monotonic()
             try:
@@ -410,6 +414,9 @@ class PartyTransport:
             sure = isinstance(meaning, Refused) and seemingly in (0, SURE)
             if sure or time.monotonic() + pause > until:
                 raise meaning
+            if began - first > AWAY and not told:
+                told = True
+                log.warning("%s; it is tried again until it does", meaning)
             time.sleep(pause)
         raise AssertionError("delays never end")
 

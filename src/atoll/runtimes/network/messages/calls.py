@@ -15,6 +15,7 @@ from atoll.runtimes.network.messages.payload import CHUNK, Header, QuestionPaylo
 
 SERVICE = "atoll.v1"
 MESSAGE = 2 * CHUNK  # most bytes of any one message
+NOT_ALLOWED = "not_allowed"  # the code of an answer that a party's own policy forbids
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class Times:
     answer: float = 600.0  # how long parties have for an answer, and a body may be on its way
     silence: float = 9.0  # after which a line without a sign of life, or a chunk that does not come, is given up
     grace: float = 5.0  # how long a stopping server lets calls end
-    patience: float = 60.0  # how long a party tries to reach the server, and a server waits for parties to come
+    patience: float = math.inf  # how long a party tries to reach the server, and a server waits for parties to come
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            if not 0 < value < math.inf:
+            if not (0 < value < math.inf or (name == "patience" and value == math.inf)):
                 raise ValueError(f"{name}={value}: a time is positive")
 
 
@@ -80,6 +81,18 @@ class HelloFirst(Refused):
         super().__init__(sentence)
 
 
+class RunOver(Refused):
+    """There will be no further question: the run has finished."""
+
+    code = "run_over"
+
+
+class RunFailed(Refused):
+    """There will be no further question: the run has failed; the sentence says why."""
+
+    code = "run_failed"
+
+
 class Service(Protocol):
     """What the server does with calls. Each may be repeated, and raises Refused with a sentence for the party.
 
@@ -91,7 +104,7 @@ class Service(Protocol):
     def next_question(self, name: str, wait: float) -> QuestionPayload | None: ...
     def answer(self, name: str, header: Header, body: IO[bytes]) -> bytes: ...
     def here(self, name: str) -> None: ...
-    def goodbye(self, name: str) -> None: ...
+    def goodbye(self, name: str, said: bytes) -> None: ...
 
 
 def delays(seed: int, first: float = 0.1, most: float = 5.0) -> Iterator[float]:

@@ -96,6 +96,12 @@ class Receipt(Envelope, frozen=True, tag="receipt"):
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
+class Goodbye(Envelope, frozen=True, tag="goodbye"):
+    """A party leaves; why, if its own policy forbids to take part."""
+
+    reason: Annotated[str, Meta(max_length=500)] = ""
+
+
 class _Stamp(msgspec.Struct):
     """What a record of any version says."""
 
@@ -104,7 +110,7 @@ class _Stamp(msgspec.Struct):
 
 
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
-MOST_BYTES = {Hello: 2**16, Welcome: 2**22, QuestionHead: 2**10, AnswerHead: 2**12, Receipt: 2**13}
+MOST_BYTES = {Hello: 2**16, Welcome: 2**22, QuestionHead: 2**10, AnswerHead: 2**12, Receipt: 2**13, Goodbye: 2**12}
 _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in MOST_BYTES}
 _stamp = msgspec.msgpack.Decoder(_Stamp)
 

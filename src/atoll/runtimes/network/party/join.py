@@ -30,9 +30,10 @@ from atoll.runtimes.local.pool import ProcessPool
 from atoll.runtimes.local.process import Subprocess, TooLong
 from atoll.runtimes.local.worker import Chunk, PartyFailed
 from atoll.runtimes.network.messages.answers import write_answer
-from atoll.runtimes.network.messages.calls import HelloFirst, Times
+from atoll.runtimes.network.messages.calls import HelloFirst, RunOver, Times
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
+    Goodbye,
     Hello,
     QuestionHead,
     Receipt,
@@ -47,6 +48,7 @@ from atoll.runtimes.network.party.memory import OwnMemory
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment, Session
 from atoll.runtimes.network.transport import PartyTransport
+from atoll.runtimes.network.trust.tls import Unknown
 
 if TYPE_CHECKING:
     from atoll.core.method import DataSummary
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 HELLO_FIRST = "say hello first"  # what a server says that was started again
 PATIENCE = 300.0  # seconds to read the data, and to work out what a job would do
+LOOK = 5.0  # seconds between two looks at the hours of a policy
 IN_TIME = 0.95  # of the server's wait: who gives up then can still say so
 
 
@@ -67,6 +70,12 @@ class Declined(AtollError):
     def __init__(self, sentence: str, code: str = code) -> None:
         super().__init__(sentence)
         self.code = code
+
+
+class Revoked(Refused):
+    """This party took part, and the server's roster has its key no more."""
+
+    code = "revoked"
 
 
 class Changed(Refused):
@@ -101,8 +110,9 @@ def join(
         return join_roles(
             address, credentials, name, policy, folder, server=server, world=world, times=times, say=say, stop=stop
         )
-    folder, times = Path(folder), times or Times()
-    with calling(address, credentials, folder, times) as (transport, audit):
+    folder, times, stop = Path(folder), times or Times(), stop or threading.Event()
+    await_hours(policy, say, stop)
+    with calling(address, credentials, folder, times, policy) as (transport, audit):
         while True:
             with Subprocess() as child:
                 held = child.do(_summary, policy.data, within=PATIENCE)
@@ -118,19 +128,45 @@ def join(
             audit.append("joined", server=address, job=welcome.manifest.hex())
             party = Party(transport, hello, welcome, session, assessed, sides, folder, audit, times, say)
             try:
-                return party.take_part(stop or threading.Event())
+                return party.take_part(stop)
             except Changed as reason:
                 say(str(reason))
 
 
+def await_hours(policy: Policy, say: Callable[[str], None], stop: threading.Event) -> None:
+    """Wait for the hours in which this party takes part: a party that is early has not failed."""
+    if policy.open_at(datetime.now().astimezone()):
+        return
+    say(f"this party takes part at {policy.hours}, and waits until then (see {policy.name})")
+    while not policy.open_at(datetime.now().astimezone()) and not stop.wait(LOOK):
+        pass
+
+
+@contextmanager
+def agreeing(transport: PartyTransport, policy: Policy) -> Iterator[None]:
+    """Tell the server why, if the policy forbids to take part; it does not wait for this party then."""
+    try:
+        yield
+    except NotAllowed as reason:
+        with suppress(Refused, OSError):  # a server that is away finds out by itself
+            transport.leave(write_envelope(Goodbye(told(policy, reason))))
+        raise
+
+
+def told(policy: Policy, reason: Exception) -> str:
+    """Write a reason as others may read it: without the path of this party's policy."""
+    sentence = str(reason).replace(policy.name, "its policy")
+    return "".join(letter if letter.isprintable() else " " for letter in sentence)[:500]
+
+
 @contextmanager
 def calling(
-    address: str, credentials: PartyTLS | Insecure, folder: Path, times: Times
+    address: str, credentials: PartyTLS | Insecure, folder: Path, times: Times, policy: Policy
 ) -> Iterator[tuple[PartyTransport, AuditLog]]:
-    """Open a line to a server, and the record of what leaves by it."""
+    """Open a line to a server, and the record of what leaves by it; the server is told what the policy forbids."""
     folder.mkdir(parents=True, exist_ok=True)
     transport = PartyTransport(address, credentials, times=times, folder=folder)
-    with AuditLog(folder / "audit.jsonl") as audit, closing(transport):
+    with AuditLog(folder / "audit.jsonl") as audit, closing(transport), agreeing(transport, policy):
         yield transport, audit
 
 
@@ -259,6 +295,7 @@ class Party:
         self._memory = OwnMemory(folder / "memory" / self._job, session.policy.max_memory)
         self._answered: tuple[QuestionHead, AnswerHead, bytes] | None = None  # should its receipt be lost
         self._changed = False
+        self._resting = False  # outside of the policy's hours, as the server was told
 
     def take_part(self, stop: threading.Event) -> str:
         try:
@@ -270,11 +307,13 @@ class Party:
                     raise
                 except HelloFirst:
                     self._greet()
-                except Refused as reason:
+                except RunOver as reason:
                     return str(reason)
+                except Unknown as reason:
+                    raise Revoked(str(reason)) from None
             self._leave()
             return "stopped by hand"
-        except Changed:
+        except (Changed, NotAllowed, Refused):
             raise
         except BaseException:
             self._leave()
@@ -295,6 +334,9 @@ class Party:
         """Wait for a question, answer it."""
         if self._changed:
             raise Changed
+        if self._resting and self._policy.open_at(datetime.now().astimezone()):
+            self._resting = False
+            self._greet()
         payload = self._transport.pull()
         if payload is None:
             return
@@ -361,7 +403,8 @@ class Party:
         asked, now = self._asked(head.what), datetime.now().astimezone()
         layout = asked.asks
         if not self._policy.open_at(now):
-            raise Declined(f"this party takes part at {self._policy.hours} only")
+            self._resting = True
+            raise Declined(f"this party takes part at {self._policy.hours} only", NotAllowed.code)
         size, most = payload.header.size, layout.max_bytes
         if size > most:  # too long to be read into memory
             raise Declined(f"a question of {size:,} bytes: {head.what!r} has at most {most:,} in this job")

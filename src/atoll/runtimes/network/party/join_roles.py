@@ -71,7 +71,7 @@ def join_roles(
     from atoll.runtimes.network.party.roles import RoleSession
 
     folder, times = Path(folder), times or Times()
-    with calling(address, credentials, folder, times) as (transport, audit):
+    with calling(address, credentials, folder, times, policy) as (transport, audit):
         while True:
             hello = said(audit, address, Hello(name, 0, Layout({})))
             welcome = welcomed(transport, hello)

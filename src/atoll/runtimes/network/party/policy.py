@@ -15,6 +15,7 @@ from atoll.core.errors import AtollError, nearest
 from atoll.core.question import Exposure
 from atoll.core.wire import Event
 from atoll.job.migrate import of_release_0_1
+from atoll.runtimes.network.messages.calls import NOT_ALLOWED
 
 ANY = "any"
 _WORD = 200
@@ -32,7 +33,7 @@ class BadPolicy(AtollError, ValueError):
 class NotAllowed(AtollError, ValueError):
     """A job that this party's policy forbids; the sentence names the key and the remedy."""
 
-    code = "not_allowed"
+    code = NOT_ALLOWED
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ class Standing(TypedDict, total=False):
     """How it stands between a server and its parties."""
 
     over: str
-    needed: int
+    needed: int  # parties that are waited for now
+    awaited: list[str]  # of those, who must be among them and is not there
+    refused: Mapping[str, str]  # who does not take part by its own policy, and why
     parties: Mapping[str, PartySeen]
     questions: list[OpenQuestion]
     answers: Mapping[str, int]  # by verdict

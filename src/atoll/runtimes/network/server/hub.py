@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -17,11 +18,14 @@ from atoll.core.party import ragged
 from atoll.core.question import Fault, Layout, Question
 from atoll.core.tree import Array, Tree, leaves
 from atoll.crypto.keys import Refused
+from atoll.programs.quorum import Quorum
 from atoll.runtimes.local.worker import Chunk, Worker
 from atoll.runtimes.network.messages.answers import read_answer, travels
-from atoll.runtimes.network.messages.calls import HelloFirst, Times
+from atoll.runtimes.network.messages.awake import AwakeClock
+from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, RunFailed, RunOver, Times
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
+    Goodbye,
     Hello,
     QuestionHead,
     Receipt,
@@ -52,7 +56,7 @@ class _Open:
     what: str
     t: int
     questions: Mapping[int, QuestionPayload]  # by party
-    opened: float = field(default_factory=time.monotonic)
+    opened: float  # by the hub's clock
     done: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)  # of those
     taken: set[int] = field(default_factory=set)  # answers that were handed over
@@ -97,13 +101,19 @@ class Hub:
         self._turn = threading.Condition(lock)  # for the program: somebody came, went or answered
         self._news = threading.Condition(lock)  # for parties: there is a question, or will be none
         self._desk = threading.Semaphore(AT_A_TIME)
+        self._clock = AwakeClock()
         self._seen: dict[int, float] = {}
+        self._agreed: set[int] = set()  # who has asked for questions, so has looked at the job and agreed
+        self._refusing: dict[int, str] = {}  # who does not take part now, by a policy of its own, and why
+        self._quorum, self._phases = Quorum(0), frozenset[str]()
         self._numbers: dict[str, int] = {}
         self._open: dict[int, _Open] = {}
         self._informed: set[int] = set()  # who was told that it is over
         self._needed = 0  # parties that are waited for now
+        self._awaited: list[str] = []  # of those, who must be among them and is not there
         self._tally: Counter[str] = Counter()  # answers by verdict, bytes in and out
         self.over = ""  # why there will be no further question
+        self._ending: type[Refused] = RunOver
 
     # --- parties' calls, from many threads ---
 
@@ -119,7 +129,7 @@ class Hub:
         except Stranger as reason:
             raise Refused(str(reason)) from None
         with self._turn:
-            new = name not in self._numbers
+            new = name not in self._numbers or self._refusing.pop(number, None) is not None
             self._numbers[name] = number
             self._here(number)
             self._turn.notify_all()
@@ -133,11 +143,14 @@ class Hub:
         until = time.monotonic() + wait
         with self._turn:
             self._here(number)  # not when a question wakes it: by then the caller may have gone
+            if number not in self._agreed:
+                self._agreed.add(number)
+                self._turn.notify_all()
             while True:
                 if self.over:
                     self._informed.add(number)
                     self._turn.notify_all()
-                    raise Refused(self.over)
+                    raise self._ending(self.over)
                 for now in self._open.values():
                     if number in now.missing:
                         self._tally["bytes_out"] += now.questions[number].header.size
@@ -164,11 +177,27 @@ class Hub:
         if name in self._numbers:
             self._here(self._numbers[name])
 
-    def goodbye(self, name: str) -> None:
+    def goodbye(self, name: str, said: bytes = b"") -> None:
+        try:
+            why = read_envelope(Goodbye, said) if said else Goodbye()
+        except Fault as fault:
+            raise Refused(str(fault)) from None
+        number = self._numbers.get(name, -1)
         with self._turn:
-            self._seen.pop(self._numbers.get(name, -1), None)
+            self._seen.pop(number, None)
+            self._agreed.discard(number)
             self._turn.notify_all()
-        self._journal.note(Note("left", {"party": name}))
+        if why.reason:
+            self._refuses(name, number, why.reason)
+        else:
+            self._journal.note(Note("left", {"party": name}))
+
+    def _refuses(self, name: str, number: int, why: str, **more: object) -> None:
+        """Write down that a party does not take part, by its own policy; it is not there until it says hello again."""
+        with self._turn:
+            self._refusing[number] = why
+            self._turn.notify_all()
+        self._journal.note(Note("refused", {"party": name, "why": why, **more}))
 
     def _number(self, name: str) -> int:
         if name not in self._numbers:
@@ -176,7 +205,7 @@ class Hub:
         return self._numbers[name]
 
     def _here(self, number: int) -> None:
-        self._seen[number] = time.monotonic()
+        self._seen[number] = self._clock()
 
     def _decide(self, name: str, number: int, header: Header, body: IO[bytes]) -> tuple[int, str, str]:
         """Check an answer against what the job says it looks like; only what is right is ever kept."""
@@ -190,8 +219,11 @@ class Hub:
             question = now.number
             if head.declined:
                 self._store.reject(question, number, head.declined)
-                said = {"why": head.declined, "code": head.code}
-                self._journal.note(Note("declined", {"party": name, "asked": now.what, **said}))
+                if head.code == NOT_ALLOWED:
+                    self._refuses(name, number, head.declined, asked=now.what)
+                else:
+                    said = {"why": head.declined, "code": head.code}
+                    self._journal.note(Note("declined", {"party": name, "asked": now.what, **said}))
                 return question, "rejected", ""
             asked = self._questions[now.what]
             if header.size > (most := travels(asked).max_bytes):
@@ -219,8 +251,14 @@ class Hub:
         facts = dict(note.facts)
         if note.what == "rejected":  # a program knows parties by their numbers, people know them by their names
             number = facts.pop("number")
-            facts = {"party": next((name for name, n in self._members.items() if n == number), str(number)), **facts}
+            facts = {"party": self._name(number), **facts}
+        missing = facts.get("missing")
+        if isinstance(missing, list):
+            facts["missing"] = ", ".join(map(self._name, missing))
         self._journal.note(Note(note.what, facts))
+
+    def _name(self, number: object) -> str:
+        return next((name for name, n in self._members.items() if n == number), str(number))
 
     def checkpoint(self, memory: Tree) -> None:
         self._journal.checkpoint(memory)
@@ -233,32 +271,61 @@ class Hub:
         self._questions |= questions
 
     def online(self) -> Cohort:
-        """Numbers of the parties that gave a sign of life lately."""
+        """Numbers of the parties that have agreed to the job and gave a sign of life lately."""
         with self._turn:
-            return np.array(sorted(n for n in self._seen if self._alive(n)), np.int64)
+            there = (n for n in self._seen if self._alive(n) and n in self._agreed and n not in self._refusing)
+            return np.array(sorted(there), np.int64)
 
     def members(self) -> list[int]:
         """Numbers of all who may come."""
         return sorted(self._members.values())
 
     def _alive(self, number: int) -> bool:
-        return time.monotonic() - self._seen.get(number, -np.inf) <= self._times.silence
+        return self._clock() - self._seen.get(number, -np.inf) <= self._times.silence
+
+    def require(self, quorum: Quorum, phases: Collection[str]) -> None:
+        """Wait for the answers of a quorum to all questions of these phases, and begin no round without it."""
+        self._quorum, self._phases = quorum, frozenset(phases)
 
     def wait_for(self, parties: int, within: float, named: Collection[int] = ()) -> None:
         """Wait until this many parties, and those named among them, are there; end the run if they do not come."""
-        until = time.monotonic() + within
-        while len(there := self.online()) < parties or not set(named) <= set(there.tolist()):
-            if time.monotonic() > until:
-                names = ", ".join(name for name, number in self._members.items() if number in named)
-                who = f"{len(there)} of {parties} parties" if len(there) < parties else f"not all of {names}"
-                raise NobodyThere(
-                    f"{who} came within {within:g} s: start them (atoll join) and serve again; "
-                    "no round that was done is lost"
-                )
-            with self._turn:
-                self._needed = parties
+        quorum = Quorum(max(parties, self._quorum.min_parties), self._quorum.required | {*named})
+        with self._turn, self._awaiting(quorum, within) as look:
+            while not quorum.met(there := self.online().tolist()):
+                look(there)
                 self._turn.wait(0.2)
-        self._needed = 0
+
+    @contextmanager
+    def _awaiting(self, quorum: Quorum, within: float) -> Iterator[Callable[[Collection[int]], None]]:
+        """Say that the run waits, and for whom; who looks at those who are there is told when patience ends."""
+        began = None
+
+        def look(there: Collection[int]) -> None:
+            nonlocal began
+            awaited = [self._name(number) for number in sorted(quorum.required - set(there))]
+            if began is None:
+                began = self._clock()
+                if self._phases:  # a run that has begun
+                    named = {"missing": ", ".join(awaited)} if awaited else {}
+                    self._journal.note(Note("waiting", {"there": len(there), "needed": quorum.min_parties, **named}))
+            self._needed, self._awaited = quorum.min_parties, awaited
+            if self._clock() - began > within:
+                raise NobodyThere(self._given_up(quorum, there, within))
+
+        try:
+            yield look
+        finally:
+            self._needed, self._awaited = 0, []
+
+    def _given_up(self, quorum: Quorum, there: Collection[int], within: float) -> str:
+        short = len(there) < quorum.min_parties
+        names = ", ".join(map(self._name, sorted(quorum.required)))
+        who = f"{len(there)} of {quorum.min_parties} parties" if short else f"not all of {names}"
+        refused = [f"{self._name(number)} refuses: {why}" for number, why in sorted(self._refusing.items())]
+        return (
+            f"{who} came within {within:g} s{''.join(f'; {one}' for one in refused)}: start them (atoll join) and "
+            "serve again; no round that was done is lost"
+        )
 
     def ask(self, ask: Ask) -> Replies:
         began = time.perf_counter()
@@ -301,13 +368,13 @@ class Hub:
         if not asked:
             return set()
         t = int(ask.body["t"])
-        number = self._store.open_question(self._run, ask.what, t, asked, within)
+        number = self._store.open_question(self._run, ask.what, t, asked)  # how long it counts is decided here
         single = ask.each or self._used is not None
         common = None if single else self._question(number, ask, ask.body, t, within)
         each = {p: {**ask.body, **ask.each.get(p, {})} for p in asked} if ask.each else dict.fromkeys(asked, ask.body)
         questions = {p: common or self._question(number, ask, each[p], t, within, p) for p in asked}
         with self._turn:
-            self._open[number] = _Open(number, ask.what, t, questions)
+            self._open[number] = _Open(number, ask.what, t, questions, self._clock())
             self._news.notify_all()
         return set(asked)
 
@@ -321,15 +388,25 @@ class Hub:
         return QuestionPayload(Header("question", header.id, header.size, header.sha256, write_envelope(head)), body)
 
     def _wait(self, ask: Ask, asked: set[int], within: float) -> None:
-        """Wait for enough answers, for everybody who still gives a sign of life, or for the deadline."""
-        until = time.monotonic() + within
+        """Wait for enough answers, for everybody who still gives a sign of life, or for the deadline.
+
+        Without a quorum it goes on: who was away finds the same question when it is back.
+        """
+        until = self._clock() + within
         goal = len(asked) if ask.goal is None else ask.goal
-        while True:
-            missing = {p for now in self._open.values() for p in now.missing if now.what == ask.what}
-            here = sum(len(parties - self._open[number].refused) for (number, _), parties in self._ready(ask).items())
-            if here >= goal or not any(self._alive(p) for p in missing) or time.monotonic() > until:
-                return
-            self._turn.wait(0.2)
+        quorum = self._quorum if ask.what.partition("/")[0] in self._phases else Quorum(0)
+        with self._awaiting(quorum, self._times.patience) as look:
+            while True:
+                missing = {p for now in self._open.values() for p in now.missing if now.what == ask.what}
+                ready = self._ready(ask).items()
+                here = {party for (number, _), parties in ready for party in parties - self._open[number].refused}
+                if len(here) >= goal and quorum.met(here):
+                    return
+                if not any(self._alive(p) for p in missing) or self._clock() > until:
+                    if quorum.met(here) or not quorum.met(here | missing):
+                        return
+                    look(here)
+                self._turn.wait(0.2)
 
     def _ready(self, ask: Ask) -> dict[_Key, set[int]]:
         """Who has answered, by the question; what is older than may be is not among it."""
@@ -395,9 +472,10 @@ class Hub:
     def snapshot(self) -> Standing:
         """Say how it stands at this moment, for people and monitors: names and counts, nothing that was sent."""
         with self._turn:
-            now, names = time.monotonic(), {number: name for name, number in self._numbers.items()}
+            now, names = self._clock(), {number: name for name, number in self._numbers.items()}
+            there = set(self.online().tolist())
             parties: dict[str, PartySeen] = {
-                name: {"connected": self._alive(n), "silent": now - self._seen[n] if n in self._seen else None}
+                name: {"connected": n in there, "silent": now - self._seen[n] if n in self._seen else None}
                 for n, name in sorted(names.items())
             }
             questions: list[OpenQuestion] = [
@@ -408,14 +486,16 @@ class Hub:
                 for one in self._open.values()
             ]  # fmt: skip
             tally = dict(self._tally)
-            return {"over": self.over, "needed": self._needed, "parties": parties, "questions": questions,
+            return {"over": self.over, "needed": self._needed, "awaited": self._awaited,
+                    "refused": {self._name(n): why for n, why in self._refusing.items()},
+                    "parties": parties, "questions": questions,
                     "bytes_in": tally.pop("bytes_in", 0), "bytes_out": tally.pop("bytes_out", 0),
                     "answers": tally}  # fmt: skip
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, *, failed: bool = False) -> None:
         """Tell everybody who still asks that it is over."""
         with self._turn:
-            self.over = why
+            self.over, self._ending = why, RunFailed if failed else RunOver
             self._news.notify_all()
 
     def farewell(self, parties: Collection[int], within: float) -> None:

@@ -26,7 +26,7 @@ from atoll.runtimes.network.server.disk import hold
 from atoll.runtimes.network.server.health import Endpoint, ServerStatus, Standing
 
 EVERY = 1.0  # seconds between two snapshots
-STANDSTILL = ("rejected", "declined", "left")  # notes that are no progress
+STANDSTILL = ("rejected", "declined", "refused", "left", "waiting")  # notes that are no progress
 log = logging.getLogger(__name__)
 
 

@@ -21,6 +21,7 @@ from atoll.core.world import World
 from atoll.data.federated import Federated, Silos
 from atoll.job.assemble import Assembled, agreement_of, assemble, check_stops, summary_of
 from atoll.job.job import Job
+from atoll.job.quorum import check_quorum, quorum_of
 from atoll.journal import Journal, reopen
 from atoll.journal.read import NoRun
 from atoll.journal.write import save, write_format
@@ -87,7 +88,8 @@ def serve(
         folder: the run folder.
         parties: how many must be there to begin (default: all of the roster).
         world: where private draws come from; anything but the default is for tests on one machine.
-        times: `times.patience` is how long to wait for parties, `times.answer` for their answers, in seconds.
+        times: `times.patience` is how long to wait for parties before the run fails (default: for ever), `times.answer`
+            for their answers, in seconds.
         sinks: functions that are told every fact.
         health: an address of this machine, for monitors.
         ready: is told the address when the server listens.
@@ -97,24 +99,28 @@ def serve(
     from atoll.runtimes.network.messages.calls import Limits, Times
 
     third_party(job)  # refuses parts that no party could have
-    folder, times = Path(folder), times or Times(patience=600.0)
+    folder, times = Path(folder), times or Times()
     folder.mkdir(parents=True, exist_ok=True)
     known, place = roster(), world(seed)
     text = manifest_text(job, data, seed)
     memory = kept(folder, text)
     first = assemble(job, remote(data, [1] * len(known)), seed, world=place)
     check_stops(job.stop, first.program.splits, first.program.evaluation)
+    check_quorum(job, len(known))
     with entered(folder, known, job.rounds, health, sinks) as (monitor, store, journal):
         questions = first.questions(len(known))
         hub = _hub(store, journal, first, questions, data, text, roster, times, memory)
         monitor.follow(hub.snapshot)
 
         def work() -> Run:
-            hub.wait_for(parties or len(known), times.patience)
+            quorum = quorum_of(job, {m.name: m.number for m in store.members() if m.listed})
+            hub.wait_for(parties or len(known), times.patience, quorum.required)
+            hub.require(quorum, first.program.exchanges)
             there = remote(data, [m.samples or 1 for m in store.members()])
             made = assemble(
                 job, there, seed, world=place, agreement=agreement_of(text), members=partial(members_of, store)
             )
+            made = replace(made, program=replace(made.program, quorum=quorum))
             return _drive(made, hub, journal, memory, folder, describe(made, there, seed), times.patience)
 
         limits = Limits.of(len(known), map(travels, questions.values()))
@@ -177,7 +183,7 @@ def listening(
         raise
     finally:
         if state != "stopped":  # who is not told that it is over waits for a server that is started again
-            hub.end(f"the run is over: {reason}")
+            hub.end(f"the run is over: {reason}", failed=state == "failed")
             hub.farewell(told, line.times.grace)
         transport.stop()
         if state != "stopped":

@@ -69,7 +69,8 @@ def serve_roles(
         roster: names and keys of all who may come; read again whenever somebody comes.
         folder: the run folder.
         world: where private draws come from; anything but the default is for tests on one machine.
-        times: `times.patience` is how long to wait for parties, `times.answer` for their answers, in seconds.
+        times: `times.patience` is how long to wait for parties before the run fails (default: for ever), `times.answer`
+            for their answers, in seconds.
         sinks: functions that are told every fact.
         health: an address of this machine, for monitors.
         ready: is told the address when the server listens.
@@ -80,7 +81,7 @@ def serve_roles(
 
     check_played_by_one(job.program)
     third_party(job)  # refuses parts that no party could have
-    folder, times = Path(folder), times or Times(patience=600.0)
+    folder, times = Path(folder), times or Times()
     folder.mkdir(parents=True, exist_ok=True)
     known, text, place = roster(), dumps(to_table(job, data=False)), world(job.seed)
     for role, name in job.roles.items():
