@@ -118,7 +118,7 @@ class Pipe:
     def here(self, name: str) -> None:
         pass
 
-    def goodbye(self, name: str) -> None: ...
+    def goodbye(self, name: str, said: bytes) -> None: ...
 
 
 def pipes(spec: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ class Echo:
     def here(self, name: str) -> None:
         self.seen.add(name)
 
-    def goodbye(self, name: str) -> None:
+    def goodbye(self, name: str, said: bytes) -> None:
         self.calls.append(("goodbye", name))
 
 

@@ -104,7 +104,7 @@ class Wired:
 
 @contextmanager
 def standing(tmp_path: Path, question: Question) -> Iterator[Wired]:
-    times = Times(wait=5.0, answer=20.0, silence=3.0, grace=0.2, patience=5.0)
+    times = Times(wait=5.0, answer=20.0, slowest=1e6, silence=3.0, grace=0.2, patience=5.0)
     with Store(tmp_path) as store:
         store.enrol([(name, f"key of {name}") for name in NAMES])
         store.create("run")
@@ -473,7 +473,7 @@ def test_a_quorum_that_declines_is_not_waited_for(wired: Wired) -> None:
 
 def test_patience_ends_a_wait_for_answers(wired: Wired) -> None:
     wired.hub.require(Quorum(3), {"train"})
-    wired.hub._times = Times(silence=3.0, patience=0.3)
+    wired.hub._times = Times(slowest=1e6, silence=3.0, patience=0.3)
     wired.hub.goodbye("cleo", write_envelope(Goodbye("allow_plain: not here")))
     failed: list[NobodyThere] = []
 

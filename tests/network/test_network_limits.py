@@ -17,6 +17,7 @@ import grpc
 import msgspec
 import psutil
 import pytest
+from faults.proxy import Proxy
 
 import spawn
 from atoll.combine.layouts import answer_layout
@@ -68,7 +69,7 @@ def test_a_message_over_the_limit_or_packed_small_is_refused(federation: Any) ->
 
 
 def test_a_chunk_that_does_not_come_ends_the_upload(federation: Any) -> None:
-    federation.serve(times=Times(silence=1.0))
+    federation.serve(times=Times(slowest=1e6, silence=1.0))
     stuck = threading.Event()
 
     def messages() -> Iterator[bytes]:
@@ -86,7 +87,7 @@ def test_a_chunk_that_does_not_come_ends_the_upload(federation: Any) -> None:
 
 
 def test_an_upload_ends_in_time_however_lively(federation: Any) -> None:
-    federation.serve(times=Times(answer=1.5))
+    federation.serve(times=Times(answer=1.5, slowest=1e6))
 
     def messages() -> Iterator[bytes]:
         yield msgspec.msgpack.encode(Header("a", "1", 1000 * CHUNK, bytes(32)))
@@ -102,7 +103,7 @@ def test_an_upload_ends_in_time_however_lively(federation: Any) -> None:
 
 def test_bodies_wait_for_their_turn_and_who_waits_is_there(federation: Any) -> None:
     federation.let_in(federation.alice, federation.bob)
-    federation.serve(limits=Limits(bodies=1), times=Times(silence=4.0))
+    federation.serve(limits=Limits(bodies=1), times=Times(slowest=1e6, silence=4.0))
     begun, go_on = threading.Event(), threading.Event()
 
     def messages() -> Iterator[bytes]:
@@ -135,7 +136,7 @@ def test_bodies_wait_for_their_turn_and_who_waits_is_there(federation: Any) -> N
 
 def test_a_slow_upload_lets_others_go_first(federation: Any) -> None:
     federation.let_in(federation.alice, federation.bob)
-    federation.serve(limits=Limits(bodies=1), times=Times(silence=1.5))
+    federation.serve(limits=Limits(bodies=1), times=Times(slowest=1e6, silence=1.5))
     begun, enough = threading.Event(), threading.Event()
 
     def messages() -> Iterator[bytes]:
@@ -162,7 +163,7 @@ def test_a_slow_upload_lets_others_go_first(federation: Any) -> None:
 def test_a_party_that_reads_nothing_has_one_turn_however_often_it_asks(federation: Any) -> None:
     """Eight pulls of one party, none of which it reads: only the newest is served, and others have their turn."""
     federation.let_in(federation.alice, federation.bob)
-    federation.serve(limits=Limits(bodies=2), times=Times(silence=3.0))
+    federation.serve(limits=Limits(bodies=2), times=Times(slowest=1e6, silence=3.0))
     large = asked("q", bytes(32 * MB))
     pulls = []
     for _ in range(8):
@@ -195,7 +196,7 @@ from atoll.runtimes.network.trust.tls import ServerTLS
 from atoll.runtimes.network.transport import ServerTransport
 folder = Path(sys.argv[1])
 side = ServerTLS(load_key(folder / "keys" / "hub.key"), RosterFile(folder / "roster"))
-server = ServerTransport("127.0.0.1:0", side, Echo(), limits=Limits(body=64 << 20), times=Times(silence=5))
+server = ServerTransport("127.0.0.1:0", side, Echo(), limits=Limits(body=64 << 20), times=Times(slowest=1e6, silence=5))
 print(server.start(), flush=True)
 sys.stdin.read()
 server.stop(0)
@@ -234,7 +235,7 @@ def test_large_claims_cost_the_server_no_memory(federation: Any, apart: psutil.P
 
 
 def test_a_server_that_hangs_is_noticed(federation: Any, apart: psutil.Process) -> None:
-    party = federation.party(times=Times(silence=2.0, patience=0.1))
+    party = federation.party(times=Times(slowest=1e6, silence=2.0, patience=0.1))
     party.hello(b"hi")
     apart.suspend()
     try:
@@ -322,3 +323,37 @@ def test_a_party_connects_to_its_server_and_nothing_else(federation: Any) -> Non
     port = int(address.split(":")[1])
     assert json.loads(done.stdout) == [address, "refused", f"socket.connect {(('127.0.0.1', port),)}"]
     assert not done.stderr
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_slow_line_that_moves_on_is_given_all_the_time_it_needs(federation: Any, way: str) -> None:
+    """The body takes longer than an answer may, and a chunk of it longer than silence is borne."""
+    times = Times(answer=1.0, silence=1.0, wait=5.0, patience=2.0, slowest=100_000)
+    slow = Proxy(federation.serve(times=times), rate=250_000)
+    try:
+        party, body = federation.party(address=slow.address, times=times), os.urandom(500_000)
+        if way == "up":
+            party.push(header_of("a", "1", body), body)
+            assert federation.service.bodies
+        else:
+            federation.service.line("alice").put(asked("q", body))
+            payload = party.pull(5)
+            with payload:
+                assert payload.body.read() == body
+    finally:
+        slow.close()
+
+
+def test_a_line_below_the_slowest_is_given_up(federation: Any) -> None:
+    """Chunks come in time, each of them, but not as many as the setting says: after a while that is enough."""
+    times = Times(answer=1.0, silence=3.0, wait=5.0, patience=0.1, slowest=400_000)
+    slow = Proxy(federation.serve(times=times), rate=100_000)
+    try:
+        body = os.urandom(2_000_000)
+        began = time.monotonic()
+        with pytest.raises(Unreachable):
+            federation.party(address=slow.address, times=times).push(header_of("a", "1", body), body)
+        assert time.monotonic() - began < 10  # of the 20 s that it would take
+        assert not federation.service.bodies
+    finally:
+        slow.close()

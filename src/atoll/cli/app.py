@@ -21,6 +21,9 @@ app = typer.Typer(
 JobArgument = typer.Argument(metavar="[JOB]", help="a job file (.toml) or the name of an example")
 JobName = Annotated[str, JobArgument]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="override a key of the job, as in method.lr=0.05")]
+Slowest = Annotated[
+    float, typer.Option(min=1.0, help="bytes a second of the slowest line that is waited for; the same on both sides")
+]
 Log = Annotated[LogFormat, typer.Option("--log", help="what is said on stderr: text, or JSON objects a line each")]
 
 
@@ -138,6 +141,7 @@ def serve(
         float | None, typer.Option(help="seconds to wait for parties before the run fails; default: for ever")
     ] = None,
     deadline: Annotated[float, typer.Option(help="seconds that parties have for an answer")] = 600.0,
+    slowest: Slowest = 32_000.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no encryption; only on this machine")] = False,
     health: Annotated[str | None, typer.Option(metavar="127.0.0.1:PORT", help="/health and /metrics there")] = None,
     log: Log = LogFormat.text,
@@ -147,7 +151,8 @@ def serve(
     from atoll.cli.network import serve_job
 
     serve_job(job, list(sets or []), address=address, roster=roster, key=own, run=run, parties=parties,
-              patience=patience, deadline=deadline, insecure=insecure, health=health, form=log)  # fmt: skip
+              patience=patience, deadline=deadline, slowest=slowest, insecure=insecure, health=health,
+              form=log)  # fmt: skip
 
 
 @app.command()
@@ -161,13 +166,14 @@ def join(
     patience: Annotated[
         float | None, typer.Option(help="seconds to try to reach the server before giving up; default: for ever")
     ] = None,
+    slowest: Slowest = 32_000.0,
     log: Log = LogFormat.text,
 ) -> None:
     """Take part in a served job with this party's own data."""
     from atoll.cli.network import join_job
 
     join_job(address, server=server, key=own, policy=policy, folder=folder, insecure=insecure, patience=patience,
-             form=log)  # fmt: skip
+             slowest=slowest, form=log)  # fmt: skip
 
 
 @app.command()

@@ -32,7 +32,7 @@ def new_key_file(name: str, folder: Path) -> None:
 
 def serve_job(
     job: str, overrides: list[str], *, address: str, roster: Path, key: Path | None, run: Path, parties: int | None,
-    patience: float | None, deadline: float, insecure: bool, health: str | None, form: LogFormat,
+    patience: float | None, deadline: float, slowest: float, insecure: bool, health: str | None, form: LogFormat,
 ) -> None:  # fmt: skip
     """Serve a job file to the parties of a roster until it has ended."""
     from atoll.cli.run import Progress
@@ -65,8 +65,9 @@ def serve_job(
         try:
             done = _served(
                 said, parties, address=address, credentials=credentials, roster=lambda: file.now().texts, folder=run,
-                times=Times(answer=deadline, patience=math.inf if patience is None else patience), health=health,
-                ready=ready, sinks=(progress if form is LogFormat.text else log_note,),
+                times=Times(
+                    answer=deadline, patience=math.inf if patience is None else patience, slowest=slowest),
+                health=health, ready=ready, sinks=(progress if form is LogFormat.text else log_note,),
             )  # fmt: skip
         except KeyboardInterrupt:
             progress.close()
@@ -97,7 +98,7 @@ def _served(said: JobFile | RoleJob, parties: int | None, **settings: Any) -> Se
 
 def join_job(
     address: str, *, server: str, key: Path | None, policy: Path, folder: Path, insecure: str | None,
-    patience: float | None, form: LogFormat,
+    patience: float | None, slowest: float, form: LogFormat,
 ) -> None:  # fmt: skip
     """Take part in a served job for as long as it lasts."""
     from atoll.runtimes.network.messages.calls import Times
@@ -118,7 +119,7 @@ def join_job(
         try:
             why = join(
                 address, credentials, name, limits, folder, server=known, say=lambda text: say("told", text),
-                times=Times(patience=math.inf if patience is None else patience),
+                times=Times(patience=math.inf if patience is None else patience, slowest=slowest),
             )  # fmt: skip
         except KeyboardInterrupt:
             say("stopped", "stopped; joining again with the same key and folder resumes")

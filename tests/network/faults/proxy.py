@@ -19,15 +19,18 @@ class Proxy:
 
     A stalled connection swallows what comes later in both directions and stays open: neither end is told. While the
     line is `cut`, pieces wait, as they do where packets are sent again until the network is back. `loss` is the chance
-    of a piece to be lost each time it is sent: it comes late, and what was sent after it waits for it.
+    of a piece to be lost each time it is sent: it comes late, and what was sent after it waits for it. `rate` is how
+    many bytes a second each connection passes on, each way.
     """
 
     def __init__(
-        self, to: str, *, seed: int = 0, delay: float = 0.0, loss: float = 0.0, reset: float = 0.0, stall: float = 0.0
-    ) -> None:
+        self, to: str, *, seed: int = 0, delay: float = 0.0, loss: float = 0.0, reset: float = 0.0, stall: float = 0.0,
+        rate: float = 0.0,
+    ) -> None:  # fmt: skip
         self._host, port = to.rsplit(":", 1)
         self._port, self._chance = int(port), random.Random(seed)
         self.delay, self.loss, self.reset, self.stall = delay, loss, reset, stall
+        self.rate = rate
         self.seen = Counter[str]()
         self._lines = set[_Line]()
         self._loop = asyncio.new_event_loop()
@@ -114,7 +117,10 @@ class _Line:
             end.transport.abort()
 
     async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while piece := await reader.read(CHUNK):
+        rate = self._proxy.rate
+        while piece := await reader.read(min(CHUNK, max(1024, int(rate / 20))) if rate else CHUNK):
+            if rate:
+                await asyncio.sleep(len(piece) / rate)
             await self._proxy.way()
             fate = self._proxy.draw() if not self._stalled else "stall"
             if fate == "reset":

@@ -318,3 +318,25 @@ def test_clocks_that_are_an_hour_wrong(cluster: Callable[..., Cluster], figure: 
         off = datetime.fromisoformat(json.loads(last)["time"]).timestamp() - now
         assert abs(off - seconds) < HOUR / 4  # the clock of this party really was wrong
     figure("a server an hour ahead, parties an hour ahead and an hour behind: equal bits, nothing refused")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("mbit", "rounds"), [(0.5, 2), (5.0, 10)])
+def test_a_narrow_line_is_enough(
+    cluster: Callable[..., Cluster], line: Callable[..., Proxy], figure: Figure, mbit: float, rounds: int
+) -> None:
+    """A model of 1.2 MB each way: at 0.5 Mbit/s a question is on its way for 19 s, and so is an answer."""
+    text = job(rounds, hidden=4000)
+    federation = cluster(text)
+    server = federation.serve()
+    parties = [line(federation.address, rate=mbit * 125_000) for _ in range(3)]
+    for k, narrow in enumerate(parties):
+        federation.join(k, address=narrow.address)
+    federation.ends(server, 600)
+    took = sorted(fact["seconds"] for fact in federation.facts("round"))
+    figure(
+        f"{mbit:g} Mbit/s a party, 1.2 MB each way: a round takes {took[len(took) // 2]:.0f} s; every answer arrives"
+    )
+    assert [fact["answered"] for fact in federation.facts("round")] == [3] * rounds
+    assert counted(federation) == {"accepted": 3 * rounds}
+    assert federation.model() == undisturbed(text)

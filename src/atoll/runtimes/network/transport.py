@@ -23,6 +23,7 @@ import msgspec
 
 from atoll.core.errors import AtollError, Unwritable
 from atoll.crypto.keys import Refused, refuse_if
+from atoll.runtimes.network.messages.awake import AwakeClock
 from atoll.runtimes.network.messages.calls import (
     LIMITS,
     SERVICE,
@@ -39,7 +40,7 @@ from atoll.runtimes.network.messages.calls import (
     settings,
 )
 from atoll.runtimes.network.messages.fair_semaphore import SLICE, FairSemaphore
-from atoll.runtimes.network.messages.payload import Body, Header, Payload, QuestionPayload, messages_of, receive
+from atoll.runtimes.network.messages.payload import CHUNK, Body, Header, Payload, QuestionPayload, messages_of, receive
 from atoll.runtimes.network.trust.roster import Unreadable
 from atoll.runtimes.network.trust.tls import RENEW, Insecure, PartyTLS, ServerTLS, Unknown, grpc_library, split
 
@@ -78,6 +79,7 @@ class ServerTransport:
         self._uploads: set[str] = set()
         self._until: dict[grpc.ServicerContext, float] = {}
         self._bodies = FairSemaphore(limits.bodies)
+        self._clock = AwakeClock()
         self._stopped = threading.Event()
         self._server: grpc.Server | None = None
 
@@ -244,17 +246,19 @@ class ServerTransport:
             self._service.here(name)
 
         turn = self._bodies.take(waits)
-        end = time.monotonic() + self._times.answer
+        spare, last = self._times.answer, self._clock()  # seconds; each chunk brings as many as the slowest line needs
 
         def alive() -> None:
-            nonlocal turn
+            nonlocal turn, spare, last
+            spare += self._times.moving(CHUNK) - (self._clock() - last)
             if turn.began + self._times.silence < time.monotonic() and self._bodies.wanted:
                 with self._lock:
                     self._until.pop(context, None)
                 self._bodies.give(turn)
                 turn = self._bodies.take(waits)
+            last = self._clock()  # to wait for a turn is no fault of a line
             with self._lock:
-                self._until[context] = min(end, time.monotonic() + self._times.silence)
+                self._until[context] = last + min(spare, self._times.lull)
             waits()
             self._credentials.name(context)
 
@@ -269,7 +273,7 @@ class ServerTransport:
     def _hurry(self) -> None:
         """End the calls whose time is over, and give back the memory that bodies have left."""
         while not self._stopped.wait(SLICE / 2):
-            now = time.monotonic()
+            now = self._clock()
             with self._lock:
                 late = [context for context, until in self._until.items() if now > until]
                 moving = bool(self._until)
@@ -345,9 +349,8 @@ class PartyTransport:
 
         def once() -> bytes:
             call = self._line().stream_unary(f"/{SERVICE}/Push")
-            return bytes(
-                call(messages_of(header, body), timeout=self._times.answer, metadata=self._credentials.metadata)
-            )
+            within = self._times.answer + self._times.moving(header.size)
+            return bytes(call(messages_of(header, body), timeout=within, metadata=self._credentials.metadata))
 
         return self._persist(once)
 
@@ -372,7 +375,9 @@ class PartyTransport:
 
     def _pulled(self, wait: float) -> Payload | None:
         call = self._line().unary_stream(f"/{SERVICE}/Pull")(
-            msgspec.msgpack.encode(wait), timeout=wait + self._times.answer, metadata=self._credentials.metadata
+            msgspec.msgpack.encode(wait),
+            timeout=wait + self._times.answer + self._times.moving(self._limits.body),
+            metadata=self._credentials.metadata,
         )
         try:
             return receive(call, self._limits.body, self._limits.memory, self._folder)

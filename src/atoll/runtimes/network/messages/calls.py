@@ -14,25 +14,35 @@ from atoll.crypto.keys import Refused
 from atoll.runtimes.network.messages.payload import CHUNK, Header, QuestionPayload
 
 SERVICE = "atoll.v1"
-MESSAGE = 2 * CHUNK  # most bytes of any one message
+MESSAGE = 1 << 21  # most bytes of any one message
 NOT_ALLOWED = "not_allowed"  # the code of an answer that a party's own policy forbids
 
 
 @dataclass(frozen=True)
 class Times:
-    """All the times there are, in seconds."""
+    """All the times there are, in seconds, and the one rate: bytes a second of the slowest line that is waited for."""
 
     wait: float = 20.0  # how long the server holds a pull for which it has no question
-    answer: float = 600.0  # how long parties have for an answer, and a body may be on its way
-    silence: float = 9.0  # after which a line without a sign of life, or a chunk that does not come, is given up
+    answer: float = 600.0  # how long parties have for an answer; what question and answer take on the line comes on top
+    silence: float = 9.0  # after which a line without a sign of life is given up
     grace: float = 5.0  # how long a stopping server lets calls end
     patience: float = math.inf  # how long a party tries to reach the server, and a server waits for parties to come
+    slowest: float = 32_000.0  # half of what a line should have, since none is always as fast as it is
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
             if not (0 < value < math.inf or (name == "patience" and value == math.inf)):
-                raise ValueError(f"{name}={value}: a time is positive")
+                raise ValueError(f"{name}={value}: a time or a rate is positive")
+
+    def moving(self, size: int) -> float:
+        """Seconds that so many bytes take on the slowest line."""
+        return size / self.slowest
+
+    @property
+    def lull(self) -> float:
+        """Seconds after which a chunk that does not come is given up, and with it its line."""
+        return max(self.silence, 2 * self.moving(CHUNK))
 
 
 TIMES = Times()
@@ -46,7 +56,7 @@ class Limits:
     memory: int = 1 << 20  # bytes of a body kept in memory; what is longer goes to a file
     threads: int = 256  # calls served at a time, of which three quarters may be waiting ones
     streams: int = 8  # calls at a time on one connection
-    bodies: int = 32  # of all those on their way, sent or taken at a time; others wait for their turn
+    bodies: int = 128  # of all those on their way, sent or taken at a time; others wait for their turn
 
     @classmethod
     def of(cls, parties: int, answers: Iterable[Layout]) -> Limits:
@@ -117,7 +127,7 @@ def delays(seed: int, first: float = 0.1, most: float = 5.0) -> Iterator[float]:
 
 
 def settings(times: Times) -> list[tuple[str, int]]:
-    half = int(times.silence * 500)
+    half = int(1000 * max(times.silence / 2, times.moving(CHUNK)))  # an answer to a ping waits for the chunk before it
     return [
         ("grpc.max_receive_message_length", MESSAGE),
         ("grpc.max_send_message_length", MESSAGE),

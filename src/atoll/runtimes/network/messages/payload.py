@@ -14,7 +14,8 @@ import msgspec
 
 from atoll.crypto.keys import Refused, refuse_if
 
-CHUNK = 1 << 20
+CHUNK = 1 << 17  # bytes; two seconds of a line of 64 kB/s, and progress counts as life
+MIN_CHUNK = 1 << 16  # of what a peer sends, but for the last one
 HEADER = 1 << 16  # most bytes of a header with its envelope
 WORD = 128  # most characters of a kind or an id
 
@@ -97,10 +98,11 @@ def receive(messages: Iterator[bytes], most: int, memory: int, folder: Path | No
         for chunk in messages:
             left = header.size - size
             refuse_if(not left, f"the body of {header.id!r} has more than the {header.size:,} bytes it declared")
-            # Whole chunks only, so that nobody keeps a line busy with a byte now and then.
+            # Nobody keeps a line busy with a byte now and then.
             refuse_if(
-                len(chunk) != min(CHUNK, left),
-                f"a chunk of {len(chunk):,} bytes in the body of {header.id!r}: it has {min(CHUNK, left):,}",
+                not min(MIN_CHUNK, left) <= len(chunk) <= left,
+                f"a chunk of {len(chunk):,} bytes in the body of {header.id!r}, of which {left:,} are to come: it has "
+                f"{min(MIN_CHUNK, left):,} or more",
             )
             size += len(chunk)
             digest.update(chunk)

@@ -281,7 +281,7 @@ class Hub:
         return sorted(self._members.values())
 
     def _alive(self, number: int) -> bool:
-        return self._clock() - self._seen.get(number, -np.inf) <= self._times.silence
+        return self._clock() - self._seen.get(number, -np.inf) <= self._times.lull
 
     def require(self, quorum: Quorum, phases: Collection[str]) -> None:
         """Wait for the answers of a quorum to all questions of these phases, and begin no round without it."""
@@ -392,7 +392,9 @@ class Hub:
 
         Without a quorum it goes on: who was away finds the same question when it is back.
         """
-        until = self._clock() + within
+        sent = max((q.header.size for now in self._open.values() for q in now.questions.values()), default=0)
+        # What the slowest line takes for a question and an answer is no delay of a party.
+        until = self._clock() + within + self._times.moving(sent + travels(self._questions[ask.what]).max_bytes)
         goal = len(asked) if ask.goal is None else ask.goal
         quorum = self._quorum if ask.what.partition("/")[0] in self._phases else Quorum(0)
         with self._awaiting(quorum, self._times.patience) as look:
