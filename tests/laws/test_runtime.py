@@ -104,7 +104,7 @@ def test_the_network_is_a_runtime(tmp_path: Path) -> None:
             store.move("run", "running")
             hub = Hub(
                 "run", store, Journal(), Worker({}, {}, World()), {"contribute": question}, data=data, job="",
-                manifest=bytes(32), key_of=lambda name: f"key of {name}", times=times,
+                manifest=bytes(32), roster=lambda: {m.name: m.key for m in store.members()}, times=times,
             )  # fmt: skip
             server = ServerTransport("127.0.0.1:0", Insecure("server"), hub, times=times, folder=tmp_path)
             address = server.start()

@@ -113,7 +113,7 @@ class Cast:
                 self.found["served"] = serve(
                     said.job, build(said.data, said.seed), said.seed, address="127.0.0.1:0",
                     credentials=ServerTLS(self.server, file),
-                    roster=lambda: file.now().texts,
+                    roster=file.texts,
                     folder=self.folder / "run", world=World.rehearsed if self.repeats else World.real,
                     ready=listening, **settings,
                 )  # fmt: skip

@@ -101,7 +101,7 @@ def joined(folder: Path, canaries: Canaries, world: Callable[[int], World]) -> I
         hub = Hub(
             "run", store, Journal(), Worker({}, {}, world(SEED)), made.questions(1),
             data=summary_of(federated).sample, classes=0, job=text, manifest=agreement_of(text),
-            key_of=lambda _: "key", times=times,
+            roster=lambda: {m.name: m.key for m in store.members()}, times=times,
         )  # fmt: skip
         server = ServerTransport("127.0.0.1:0", Insecure("server"), hub, times=times, folder=folder)
         address, policy = server.start(), Policy(allow_plain=True, data=data)

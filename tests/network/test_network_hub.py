@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,13 +29,14 @@ pytest.importorskip("grpc")
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.answers import write_answer
 from atoll.runtimes.network.messages.awake import AwakeClock
-from atoll.runtimes.network.messages.calls import NOT_ALLOWED, RunFailed, RunOver, Times
+from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, RunFailed, RunOver, Times, Unreachable
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
     Goodbye,
     Hello,
     QuestionHead,
     Receipt,
+    Welcome,
     read_envelope,
     write_envelope,
 )
@@ -43,6 +45,7 @@ from atoll.runtimes.network.messages.trees import read_tree, write_tree
 from atoll.runtimes.network.server.hub import Hub, NobodyThere
 from atoll.runtimes.network.server.store import Store
 from atoll.runtimes.network.transport import PartyTransport, ServerTransport
+from atoll.runtimes.network.trust.roster import hinted, key_text
 from atoll.runtimes.network.trust.tls import Insecure
 
 NAMES = ("ada", "ben", "cleo")
@@ -70,6 +73,7 @@ class Wired:
     hub: Hub
     notes: Notes
     lines: dict[str, PartyTransport]
+    listed: dict[str, str]  # the roster
 
     def ask(self, act: Any, **more: Any) -> Any:
         """Ask everybody in one thread while the parties act in this one."""
@@ -110,10 +114,11 @@ def standing(tmp_path: Path, question: Question) -> Iterator[Wired]:
         store.create("run")
         store.move("run", "running")
         notes = Notes()
+        listed = {name: f"key of {name}" for name in NAMES}
         local = Worker({WHAT: Echo()}, {}, World(0))
         hub = Hub(
             "run", store, notes, local, {WHAT: question}, data=DATA, job="",
-            manifest=bytes(32), key_of=lambda name: f"key of {name}", times=times,
+            manifest=bytes(32), roster=lambda: listed, times=times, live=True,
         )  # fmt: skip
         server = ServerTransport("127.0.0.1:0", Insecure("server"), hub, times=times, folder=tmp_path)
         address = server.start()
@@ -121,7 +126,7 @@ def standing(tmp_path: Path, question: Question) -> Iterator[Wired]:
         for name, line in lines.items():
             line.hello(write_envelope(Hello(name, 5, DATA)))
             line.pull(0.0)  # who asks for questions has agreed
-        yield Wired(hub, notes, lines)
+        yield Wired(hub, notes, lines, listed)
         hub.end("the test is over")
         for line in lines.values():
             line.close()
@@ -538,3 +543,48 @@ def test_the_clock_of_a_hub_stands_still_while_its_process_does() -> None:
     for now[0] in (1.0, 2.0, 62.0, 63.0):
         found = clock()
     assert found == 5.0  # of the minute in which nobody looked, two seconds are left
+
+
+def test_a_line_that_is_new_counts_between_rounds_and_all_look_again(wired: Wired) -> None:
+    def act() -> None:
+        wired.listed["dana"] = "key of dana"
+        with pytest.raises(Unreachable, match="takes part from the next round on"):
+            dana.hello(hello)
+        for name in NAMES:  # nobody loses the answer that it is at
+            assert wired.push(name, answer()).accepted
+
+    dana = PartyTransport(wired.lines["ada"]._address, Insecure("dana"), times=Times(patience=0.1))
+    hello = write_envelope(Hello("dana", 5, DATA))
+    assert wired.ask(act).parties.tolist() == [0, 1, 2]
+    wired.hub.wait_for(1, 5.0)
+    assert wired.hub.renewed
+    assert wired.hub.online().tolist() == []  # each looks at the job again, with one more in it
+    with pytest.raises(HelloFirst):
+        wired.lines["ada"].pull(0.0)
+    welcome = read_envelope(Welcome, dana.hello(hello))
+    dana.close()
+    assert welcome.members == {"ada": 0, "ben": 1, "cleo": 2, "dana": 3}
+    assert [note.facts for note in wired.notes.notes if note.what == "roster"] == [{"added": "dana"}]
+
+
+def test_a_line_that_is_gone_counts_at_once_and_nobody_else_notices(wired: Wired) -> None:
+    del wired.listed["ben"]
+    wired.hub.wait_for(1, 5.0)
+    assert not wired.hub.renewed
+    assert wired.hub.online().tolist() == [0, 2]
+    wired.hub._live = False  # as an edge is
+    with pytest.raises(Refused, match="ben is not in the roster"):
+        wired.lines["ben"].hello(write_envelope(Hello("ben", 5, DATA)))
+
+
+def test_a_key_that_is_replaced_keeps_its_number_and_is_told_to_all(wired: Wired) -> None:
+    ada, other = key_text(bytes(range(32))), key_text(bytes(range(1, 33)))
+    wired.listed["ada"] = ada
+    hello = write_envelope(Hello("ada", 5, DATA))
+    for key in (ada, other):
+        wired.listed["ada"] = key
+        welcome = read_envelope(Welcome, wired.lines["ada"].hello(hello))
+        assert welcome.number == 0
+        assert hinted(welcome.members, welcome.keys)["ada"] == base64.b64decode(key)[:4]
+    wired.hub.wait_for(1, 5.0)
+    assert wired.hub.renewed

@@ -132,7 +132,7 @@ def test_a_question_that_is_not_of_the_job_is_declined_and_nothing_is_trained(tm
         notes = Notes()
         hub = Hub(
             "run", store, notes, Worker({}, {}, World.real(0)), questions, data=summary_of(data).sample, classes=10,
-            job=TEXT, manifest=agreement_of(TEXT), key_of=lambda _: "key", times=times,
+            job=TEXT, manifest=agreement_of(TEXT), roster=lambda: {m.name: m.key for m in store.members()}, times=times,
         )  # fmt: skip
         server = ServerTransport("127.0.0.1:0", Insecure("server"), hub, times=times, folder=tmp_path)
         address = server.start()

@@ -111,6 +111,57 @@ def test_a_party_gives_up_an_absent_server_only_where_it_is_told_to(tmp_path: Pa
     assert party.wait(60) == 6, "unreachable"
 
 
+@pytest.mark.nightly
+def test_lines_added_changed_and_removed_count_while_a_run_goes_on(tmp_path: Path) -> None:
+    """Three begin; d's line is added, then b gets a second key and goes on with it, then a's line is removed."""
+    text = SMALL.replace("rounds = 4", "rounds = 400").replace("epochs = 1", "epochs = 4")
+    stages = 'stages = [{ use = "clip", norm = 1.0 }, { use = "average" }, { use = "ring" }]\n'
+    federation = Federation(tmp_path, f'{text}{stages}combine = {{ use = "secure_sum" }}\n')
+    roster = tmp_path / "roster"
+
+    def listed(*lines: str) -> None:
+        (tmp_path / "new").write_text("".join(f"{line}\n" for line in lines))
+        (tmp_path / "new").rename(roster)
+
+    def answered() -> int:
+        return int([f["answered"] for f in federation.facts() if f["what"] == "round"][-1])  # type: ignore[call-overload]
+
+    def policy(name: str) -> str:
+        part = "abcd".index(name)
+        return f'roster = "roster"\ndata = {{ use = "digits", clients = 4, party = {part} }}\n'
+
+    federation.lines["d"] = federation.key("d", tmp_path)
+    lines = [federation.lines[name] for name in "abcd"]
+    try:
+        listed(*lines[:3])
+        federation.serve()
+        parties = {name: federation.join(name, policy(name)) for name in "abc"}
+        federation.until(lambda: roster.exists() and any(f["what"] == "round" for f in federation.facts()))
+        assert answered() == 3
+        listed(*lines)
+        parties["d"] = federation.join("d", policy("d"))
+        federation.until(lambda: answered() == 4)
+        (tmp_path / "other").mkdir()
+        second = federation.key("b", tmp_path / "other")
+        listed(*lines, second)
+        parties["b"].terminate()
+        assert parties["b"].wait(30) == 130
+        federation.until(lambda: answered() == 3)
+        (tmp_path / "b.key").rename(tmp_path / "b.old")
+        (tmp_path / "other" / "b.key").rename(tmp_path / "b.key")
+        parties["b"] = federation.join("b", policy("b"))
+        federation.until(lambda: answered() == 4)
+        listed(second, *lines[2:])
+        assert parties["a"].wait(60) == 5
+        federation.until(lambda: answered() == 3)
+        assert [parties[name].poll() for name in "bcd"] == [None] * 3
+        notes = [fact for fact in federation.facts() if fact["what"] == "roster"]
+        assert [fact.get("added") for fact in notes if "added" in fact] == ["d"]
+        assert [fact.get("removed") for fact in notes if "removed" in fact] == ["a"]
+    finally:
+        federation.close()
+
+
 # --- what a job may ask for ---
 
 

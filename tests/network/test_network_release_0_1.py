@@ -88,7 +88,7 @@ def test_the_recorded_hello_of_the_release_is_refused_in_a_sentence(tmp_path: Pa
         store.enrol([("ada", "key of ada")])
         store.create("run")
         hub = Hub("run", store, Silent(), Worker({}, {}, 0), {}, data=Layout({}), job="", manifest=bytes(32),
-                  key_of=lambda name: f"key of {name}", times=times)  # fmt: skip
+                  roster=lambda: {m.name: m.key for m in store.members()}, times=times)  # fmt: skip
         server = ServerTransport("127.0.0.1:0", Insecure("server"), hub, times=times, folder=tmp_path)
         line = PartyTransport(server.start(), Insecure("ada"), times=times)
         try:

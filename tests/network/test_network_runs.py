@@ -40,9 +40,13 @@ class Federation:
         (folder / "job.toml").write_text(job)
         self.lines = {}
         for name in ("server", "a", "b", "c"):
-            done = subprocess.run([*ATOLL, "key", "new", name], cwd=folder, capture_output=True, text=True, check=True)
-            self.lines[name] = re.search(r"^roster (.*)$", done.stdout, re.M)[1]  # type: ignore[index]
+            self.lines[name] = self.key(name, folder)
         (folder / "roster").write_text("".join(self.lines[n] + "\n" for n in ("a", "b", "c")))
+
+    def key(self, name: str, folder: Path) -> str:
+        """Make a key; give the line of its owner."""
+        done = subprocess.run([*ATOLL, "key", "new", name], cwd=folder, capture_output=True, text=True, check=True)
+        return re.search(r"^roster (.*)$", done.stdout, re.M)[1]  # type: ignore[index]
 
     def start(self, *args: str, log: str) -> subprocess.Popen[str]:
         with (self.folder / log).open("a") as out:
@@ -65,8 +69,7 @@ class Federation:
         return process
 
     def join(self, name: str, policy: str | None = None) -> subprocess.Popen[str]:
-        part = "abc".index(name)
-        text = policy or f'allow_plain = true\ndata = {{ use = "digits", clients = 3, party = {part} }}\n'
+        text = policy or f'allow_plain = true\ndata = {{ use = "digits", clients = 3, party = {"abc".index(name)} }}\n'
         (self.folder / f"{name}.toml").write_text(text)
         return self.start(
             "join", self.address, "--server", self.lines["server"], "--key", f"{name}.key", "--policy", f"{name}.toml",

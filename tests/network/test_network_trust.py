@@ -91,7 +91,7 @@ def serving(folder: Path, job: atoll.Job = JOB, address: str = "127.0.0.1:0") ->
         hub = Hub(
             "run", store, Journal(notes.append), Worker({}, {}, World.real(0)), made.questions(3),
             data=summary_of(data).sample, classes=10, job=text, manifest=agreement_of(text),
-            key_of=lambda _: "key", times=TIMES,
+            roster=lambda: {m.name: m.key for m in store.members()}, times=TIMES,
         )  # fmt: skip
         server = ServerTransport(address, Insecure("server"), hub, times=TIMES, folder=folder)
         method, program = made.program.method, made.program

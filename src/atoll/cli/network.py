@@ -64,7 +64,7 @@ def serve_job(
         _stop_kindly()
         try:
             done = _served(
-                said, parties, address=address, credentials=credentials, roster=lambda: file.now().texts, folder=run,
+                said, parties, address=address, credentials=credentials, roster=file.texts, folder=run,
                 times=Times(
                     answer=deadline, patience=math.inf if patience is None else patience, slowest=slowest),
                 health=health, ready=ready, sinks=(progress if form is LogFormat.text else log_note,),
@@ -143,7 +143,7 @@ def edge_of(
         up = PartyTLS(_key(key), peer_of(server))
         below = Downstream(
             address, ServerTLS(up.member, file),
-            lambda: file.now().texts, parties, first,
+            file.texts, parties, first,
         )  # fmt: skip
         why = edge(
             parent, up, up.member.name, limits, folder, below, server=key_text(up.server.key),

@@ -30,6 +30,7 @@ from atoll.runtimes.network.messages.calls import (
     TIMES,
     CannotListen,
     HelloFirst,
+    Later,
     Limits,
     RunFailed,
     RunOver,
@@ -199,7 +200,7 @@ class ServerTransport:
             return
         except grpc.RpcError:
             raise  # the caller is gone
-        except _Later as reason:
+        except Later as reason:
             status, code, sentence = grpc.StatusCode.UNAVAILABLE, reason.code, str(reason)
         except Unreadable as error:
             log.error("nobody is let in: %s", error)
@@ -223,7 +224,7 @@ class ServerTransport:
     def _only_upload(self, name: str) -> Iterator[None]:
         with self._lock:
             if name in self._uploads:
-                raise _Later(f"another answer of {name} is still on its way")
+                raise Later(f"another answer of {name} is still on its way")
             self._uploads.add(name)
         try:
             yield
@@ -242,7 +243,7 @@ class ServerTransport:
 
         def waits() -> None:
             if not wanted():
-                raise _Later("the call ended before the turn of its body came")
+                raise Later("the call ended before the turn of its body came")
             self._service.here(name)
 
         turn = self._bodies.take(waits)
@@ -298,12 +299,6 @@ def _give_back() -> None:
 
 def _of_glibc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
-
-
-class _Later(AtollError):
-    """Not now; the party tries again."""
-
-    code = "later"
 
 
 class _Seemingly(Refused):

@@ -91,6 +91,12 @@ class HelloFirst(Refused):
         super().__init__(sentence)
 
 
+class Later(AtollError):
+    """Not now; the party tries again."""
+
+    code = "later"
+
+
 class RunOver(Refused):
     """There will be no further question: the run has finished."""
 

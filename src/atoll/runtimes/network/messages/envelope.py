@@ -58,6 +58,8 @@ class Welcome(Envelope, frozen=True, tag="welcome"):
     members: Annotated[dict[_Word, _Number], Meta(max_length=2**16)] = {}
     classes: _Number = 0  # 0: the labels are numbers
     data: Layout = Layout({})  # what one sample is
+    # How the key of each member begins, in the order of their names: of two keys in a party's own file it takes that one.
+    keys: Annotated[bytes, Meta(max_length=2**18)] = b""
     version: int = PROTOCOL
 
 

@@ -222,7 +222,7 @@ def sides_of(
     from atoll.crypto.secagg.policy import Spent
 
     identity, known = own_roster(
-        policy, credentials, name, "secure sums need the parties' keys",
+        policy, credentials, name, welcome, "secure sums need the parties' keys",
         "a hidden sum is worth something among parties whose keys this one knows itself",
     )  # fmt: skip
     members = {number: Member(who, known[who]) for who, number in welcome.members.items() if who in known}
@@ -240,7 +240,7 @@ def sides_of(
 
 
 def own_roster(
-    policy: Policy, credentials: Credentials, name: str, need: str, why: str
+    policy: Policy, credentials: Credentials, name: str, welcome: Welcome, need: str, why: str
 ) -> tuple[Identity, Mapping[str, bytes]]:
     """Return a party's identity and the keys in its own file of them.
 
@@ -248,10 +248,11 @@ def own_roster(
         policy: names the file.
         credentials: hold the identity.
         name: the party's own, whose line must be in the file.
+        welcome: says which key each member uses; of two in the file that one is taken.
         need: what the identity is for, said to a party without one.
         why: what the file is for, said to a party without one.
     """
-    from atoll.runtimes.network.trust.roster import Roster
+    from atoll.runtimes.network.trust.roster import Roster, hinted
 
     identity = credentials.identity
     if identity is None:
@@ -259,9 +260,10 @@ def own_roster(
     if policy.roster is None:
         raise NotAllowed(f'roster: {why}; name the file of their lines, roster = "roster" (see {policy.name})')
     try:
-        known = Roster.load(policy.roster).keys
+        roster = Roster.load(policy.roster)
     except OSError as error:
         raise NotAllowed(f"roster: cannot read {policy.roster}: {error.strerror} (see {policy.name})") from None
+    known = roster.using({**hinted(welcome.members, welcome.keys), name: identity.public})
     if known.get(name) != identity.public:
         raise NotAllowed(f"roster: {policy.roster} has another key for {name} than its own, or none: mend its line")
     return identity, known

@@ -22,7 +22,7 @@ from atoll.programs.quorum import Quorum
 from atoll.runtimes.local.worker import Chunk, Worker
 from atoll.runtimes.network.messages.answers import read_answer, travels
 from atoll.runtimes.network.messages.awake import AwakeClock
-from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, RunFailed, RunOver, Times
+from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, Later, RunFailed, RunOver, Times
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
     Goodbye,
@@ -38,6 +38,7 @@ from atoll.runtimes.network.messages.trees import write_tree
 from atoll.runtimes.network.server.health import OpenQuestion, PartySeen, Standing
 from atoll.runtimes.network.server.store import Store
 from atoll.runtimes.network.server.tables import Answer, Stranger
+from atoll.runtimes.network.trust.roster import Unreadable, hints_of
 
 AT_A_TIME = 8  # answers that are in memory to be looked at; others wait on disk
 
@@ -85,8 +86,9 @@ class Hub:
         classes: int = 0,
         job: str,
         manifest: bytes,
-        key_of: Callable[[str], str],
+        roster: Callable[[], Mapping[str, str]],
         times: Times,
+        live: bool = False,
         elapsed: float = 0.0,
     ) -> None:
         self._run, self._store, self._journal, self._local = run, store, journal, local
@@ -95,7 +97,11 @@ class Hub:
         self._used: Array | None = None  # by party: the last ask whose answer was used
         self._classes = classes
         self._members = {member.name: member.number for member in store.members() if member.listed}
-        self._key_of, self._times = key_of, times
+        self._roster, self._times = roster, times
+        self._live = live  # whether `renew` is called between rounds, which takes over new lines of the roster
+        self._enrolled = {member.name: member.key for member in store.members() if member.listed}
+        self._renewing = False  # a key has changed, which the others do not know yet
+        self.renewed = False  # the roster has changed: the program has to be assembled for other parties
         self._began = time.perf_counter() - elapsed
         lock = threading.RLock()
         self._turn = threading.Condition(lock)  # for the program: somebody came, went or answered
@@ -109,6 +115,7 @@ class Hub:
         self._numbers: dict[str, int] = {}
         self._open: dict[int, _Open] = {}
         self._informed: set[int] = set()  # who was told that it is over
+        self._begun_asking = False
         self._needed = 0  # parties that are waited for now
         self._awaited: list[str] = []  # of those, who must be among them and is not there
         self._tally: Counter[str] = Counter()  # answers by verdict, bytes in and out
@@ -125,7 +132,7 @@ class Hub:
         if said.data != self._data and not said.edge:
             raise Refused(f"{name} holds other data than the job is about: {_words(self._data)}")
         try:
-            number = self._store.join(name, self._key_of(name), said.samples)
+            number = self._store.join(name, self._admit(name), said.samples)
         except Stranger as reason:
             raise Refused(str(reason)) from None
         with self._turn:
@@ -135,8 +142,45 @@ class Hub:
             self._turn.notify_all()
         if new:
             self._journal.note(Note("joined", {"party": name, "number": number, "samples": said.samples}))
-        told = (self._job, self._manifest, self._told, self._members, self._classes, self._data)
+        used = hints_of(self._enrolled, self._members)
+        told = (self._job, self._manifest, self._told, self._members, self._classes, self._data, used)
         return write_envelope(Welcome(self._run, number, *told))
+
+    def _admit(self, name: str) -> str:
+        """Return the key that a name uses now; one that was changed counts at once, a new line from the next round on."""
+        key = self._roster().get(name, "")
+        with self._turn:
+            if self._live and name not in self._enrolled:
+                raise Later(f"the line of {name} is new: it takes part from the next round on")
+            if key and self._enrolled.get(name, key) != key:
+                self._enrolled[name], self._renewing = key, True
+                self._store.enrol([*self._enrolled.items()])
+        return key
+
+    def _renew(self) -> None:
+        """Take over what the roster says now, between rounds; with others among them all look at the job again."""
+        try:
+            lines = dict(self._roster())
+        except Unreadable:
+            return  # nobody is let in until it is mended
+        with self._turn:
+            added, removed = lines.keys() - self._enrolled.keys(), self._enrolled.keys() - lines.keys()
+            for name in removed:
+                number = self._numbers.pop(name, -1)
+                self._seen.pop(number, None)
+                self._agreed.discard(number)
+            if not (added or removed or self._renewing):
+                return
+            changed = sorted(name for name in lines if self._enrolled.get(name, lines[name]) != lines[name])
+            again, self._renewing, self._enrolled = bool(added or self._renewing), False, lines
+            self._store.enrol([*lines.items()])
+            if again:
+                self.renewed = True
+                self._members |= {m.name: m.number for m in self._store.members() if m.listed}
+                self._numbers.clear()
+                self._agreed.clear()
+        said = {"added": sorted(added), "removed": sorted(removed), "changed": changed}
+        self._journal.note(Note("roster", {what: ", ".join(names) for what, names in said.items() if names}))
 
     def next_question(self, name: str, wait: float) -> QuestionPayload | None:
         number = self._number(name)
@@ -270,6 +314,13 @@ class Hub:
         """Let more be asked, that was not known when parties came: what a role answers depends on what all bring."""
         self._questions |= questions
 
+    def renew(self, questions: Mapping[str, Question]) -> None:
+        """Ask this of the parties that there are now."""
+        with self._turn:
+            self.renewed = False
+            self._questions |= questions
+            self._told = {name: question.answers for name, question in questions.items()}
+
     def online(self) -> Cohort:
         """Numbers of the parties that have agreed to the job and gave a sign of life lately."""
         with self._turn:
@@ -278,7 +329,7 @@ class Hub:
 
     def members(self) -> list[int]:
         """Numbers of all who may come."""
-        return sorted(self._members.values())
+        return sorted(number for name, number in self._members.items() if name in self._enrolled)
 
     def _alive(self, number: int) -> bool:
         return self._clock() - self._seen.get(number, -np.inf) <= self._times.lull
@@ -288,10 +339,17 @@ class Hub:
         self._quorum, self._phases = quorum, frozenset(phases)
 
     def wait_for(self, parties: int, within: float, named: Collection[int] = ()) -> None:
-        """Wait until this many parties, and those named among them, are there; end the run if they do not come."""
+        """Wait until this many parties, and those named among them, are there; end the run if they do not come.
+
+        It also ends when the roster has changed (`renewed`): then others may be waited for.
+        """
         quorum = Quorum(max(parties, self._quorum.min_parties), self._quorum.required | {*named})
         with self._turn, self._awaiting(quorum, within) as look:
-            while not quorum.met(there := self.online().tolist()):
+            while True:
+                if self._live:
+                    self._renew()
+                if self.renewed or quorum.met(there := self.online().tolist()):
+                    return
                 look(there)
                 self._turn.wait(0.2)
 
@@ -305,7 +363,7 @@ class Hub:
             awaited = [self._name(number) for number in sorted(quorum.required - set(there))]
             if began is None:
                 began = self._clock()
-                if self._phases:  # a run that has begun
+                if self._begun_asking:
                     named = {"missing": ", ".join(awaited)} if awaited else {}
                     self._journal.note(Note("waiting", {"there": len(there), "needed": quorum.min_parties, **named}))
             self._needed, self._awaited = quorum.min_parties, awaited
@@ -368,6 +426,7 @@ class Hub:
         if not asked:
             return set()
         t = int(ask.body["t"])
+        self._begun_asking = True
         number = self._store.open_question(self._run, ask.what, t, asked)  # how long it counts is decided here
         single = ask.each or self._used is not None
         common = None if single else self._question(number, ask, ask.body, t, within)

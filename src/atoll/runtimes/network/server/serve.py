@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from atoll.core.disk import replace_file
 from atoll.core.effects import Cohort, Note, Sink, drive
-from atoll.core.errors import Unwritable
+from atoll.core.errors import AtollError, Unwritable
 from atoll.core.question import Question
 from atoll.core.tree import Tree
 from atoll.core.wire import Member, Mismatch
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from atoll.runtimes.network.server.store import Store
     from atoll.runtimes.network.server.tables import RunState
     from atoll.runtimes.network.trust.tls import Insecure, ServerTLS
+
+
+RETURN = 60.0  # seconds in which parties that were there look at a job again, before a round begins without them
 
 
 @dataclass(frozen=True)
@@ -112,17 +115,16 @@ def serve(
         hub = _hub(store, journal, first, questions, data, text, roster, times, memory)
         monitor.follow(hub.snapshot)
 
-        def work() -> Run:
-            quorum = quorum_of(job, {m.name: m.number for m in store.members() if m.listed})
-            hub.wait_for(parties or len(known), times.patience, quorum.required)
-            hub.require(quorum, first.program.exchanges)
+        def assembled() -> tuple[Assembled, Federated]:
             there = remote(data, [m.samples or 1 for m in store.members()])
-            made = assemble(
-                job, there, seed, world=place, agreement=agreement_of(text), members=partial(members_of, store)
-            )
-            made = replace(made, program=replace(made.program, quorum=quorum))
-            return _drive(made, hub, journal, memory, folder, describe(made, there, seed), times.patience)
+            agreement, members = agreement_of(text), partial(members_of, store)
+            made = assemble(job, there, seed, world=place, agreement=agreement, members=members)
+            hub.renew(made.questions(len(there)))
+            quorum = quorum_of(job, {member.name: member.number for member in store.members()})
+            hub.require(quorum, made.program.exchanges)
+            return replace(made, program=replace(made.program, quorum=quorum)), there
 
+        work = partial(_work, hub, store, journal, memory, assembled, seed, parties, times)
         limits = Limits.of(len(known), map(travels, questions.values()))
         run = listening(Line(address, credentials, limits, times, ready), hub, store, journal, work)
         return Served(run, "finished", run.reason)
@@ -202,7 +204,7 @@ def _hub(
     return Hub(
         store.path.parent.name, store, journal, Worker(first.handlers, first.splits, first.program.world),
         questions, data=summary_of(data).sample, classes=data.classes, job=text,
-        manifest=agreement_of(text), key_of=lambda who: roster()[who], times=times,
+        manifest=agreement_of(text), roster=roster, times=times, live=True,
         elapsed=float(memory["elapsed"]) if memory else 0.0,
     )  # fmt: skip
 
@@ -259,6 +261,40 @@ def kept(folder: Path, text: str) -> Tree | None:
     return record.memory()
 
 
+class _Renewed(AtollError):
+    """The roster has changed, so parties look at the job again; so many were there before."""
+
+    code = "roster_renewed"
+
+    def __init__(self, there: int) -> None:
+        super().__init__(there)
+        self.there = there
+
+
+def _work(
+    hub: Hub, store: Store, journal: Journal, memory: Tree | None, assembled: Callable[[], tuple[Assembled, Federated]],
+    seed: int, parties: int | None, times: Times,
+) -> Run:  # fmt: skip
+    """Run the program with the parties that there are; with other parties it goes on from its checkpoint."""
+    from atoll.runtimes.network.server.hub import NobodyThere
+
+    made, there = assembled()
+    waiting = True
+    while waiting:
+        hub.wait_for(parties or len(hub.members()), times.patience)
+        waiting = hub.renewed
+        made, there = assembled()  # now that their sizes are known
+    while True:
+        try:
+            return _drive(made, hub, journal, memory, store.path.parent, describe(made, there, seed), times.patience)
+        except _Renewed as news:
+            journal.flush()
+            memory = reopen(store.path.parent).memory()
+            made, there = assembled()
+            with suppress(NobodyThere):
+                hub.wait_for(news.there, min(RETURN, times.patience))
+
+
 def _drive(
     made: Assembled, hub: Hub, journal: Journal, memory: Tree | None, folder: Path, about: Tree, patience: float
 ) -> Run:
@@ -267,7 +303,10 @@ def _drive(
     named = combine.holders(hub.members())
 
     def online(_: int) -> Cohort:
+        there = len(hub.online())
         hub.wait_for(combine.min_cohort(made.wire), patience, named)
+        if hub.renewed:
+            raise _Renewed(there)
         return hub.online()
 
     journal.note(Note("resume", {"round": int(memory["rounds"])}) if memory else Note("start", {"round": 0, **about}))

@@ -7,7 +7,7 @@ import binascii
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -103,58 +103,102 @@ def peer_of(line: str) -> Peer:
     """Read one line: a name, a key, and any comment."""
     fields = line.split(maxsplit=2)
     refuse_if(len(fields) < 2, f"{line.strip()!r}: a line is a name and a key")
-    try:
-        key = base64.b64decode(fields[1], validate=True)
-    except binascii.Error:
-        key = b""
+    key = _decoded(fields[1])
     refuse_if(len(key) != KEY, f"the key of {fields[0]!r} is not {KEY} bytes in base64")
     return Peer(check_name(fields[0]), key)
 
 
+HINT = 4  # bytes of a key: enough to tell the two keys of a name apart, both of which the reader trusts
+
+
+def hints_of(texts: Mapping[str, str], names: Iterable[str]) -> bytes:
+    """Say of each name, in their order, how the key begins that it uses; four zeros for one that has none."""
+    return b"".join(_decoded(texts.get(name, ""))[:HINT].ljust(HINT, b"\0") for name in sorted(names))
+
+
+def hinted(names: Iterable[str], hints: bytes) -> dict[str, bytes]:
+    """Read what `hints_of` says."""
+    return {name: hints[HINT * at : HINT * at + HINT] for at, name in enumerate(sorted(names))}
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return b""
+
+
 @dataclass(frozen=True)
 class Roster:
-    """Who may come in: names and their keys, in the order of the file."""
+    """Who may come in: names and their keys, in the order of the file.
 
-    keys: Mapping[str, bytes]
+    A name may stand in two lines, with two keys: both are valid while its owner replaces one by the other.
+    """
+
+    keys: Mapping[str, bytes]  # of the first line of each name
+    second: Mapping[str, bytes] = field(default_factory=dict)
     names: Mapping[bytes, str] = field(init=False, repr=False)
-    texts: Mapping[str, str] = field(init=False, repr=False)  # the keys as lines write them
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", MappingProxyType({key: name for name, key in self.keys.items()}))
-        object.__setattr__(self, "texts", MappingProxyType({name: key_text(k) for name, k in self.keys.items()}))
+        every = [*self.keys.items(), *self.second.items()]
+        object.__setattr__(self, "names", MappingProxyType({key: name for name, key in every}))
+
+    def using(self, hints: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return one key of each name: the one that begins as the hint says, else that of its first line."""
+        return {
+            name: second
+            if (second := self.second.get(name)) and hints.get(name) and second.startswith(hints[name])
+            else key
+            for name, key in self.keys.items()
+        }
 
     @classmethod
     def load(cls, path: str | Path) -> Roster:
         keys: dict[str, bytes] = {}
+        second: dict[str, bytes] = {}
         taken: set[bytes] = set()
         for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             try:
                 peer = peer_of(line)
-                refuse_if(peer.name in keys, f"the name {peer.name!r} is there twice")
+                refuse_if(
+                    peer.name in second, f"the name {peer.name!r} is there three times: two keys of a name are valid"
+                )
                 refuse_if(peer.key in taken, f"the key of {peer.name!r} is there twice")
             except Refused as reason:
                 raise Refused(f"{path}:{number}: {reason}") from None
-            keys[peer.name] = peer.key
+            (second if peer.name in keys else keys)[peer.name] = peer.key
             taken.add(peer.key)
         refuse_if(
-            len(keys) > MOST,
-            f"{path}: {len(keys):,} parties, and one server takes {MOST:,}: let groups of them join through edges "
+            len(taken) > MOST,
+            f"{path}: {len(taken):,} keys, and one server takes {MOST:,}: let groups of parties join through edges "
             "(atoll edge --help)",
         )
-        return cls(MappingProxyType(keys))
+        return cls(MappingProxyType(keys), MappingProxyType(second))
 
 
 class RosterFile:
-    """A roster that is read again whenever its file has changed."""
+    """A roster that is read again whenever its file has changed. It knows by which of its keys a name came last."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._lock = threading.Lock()
         self._seen: tuple[int, ...] = ()
         self._roster = Roster({})
+        self._used: dict[str, bytes] = {}
         self.now()
+
+    def name_of(self, key: bytes) -> str | None:
+        """Return the name of who has come with this key, if the file has it now."""
+        name = self.now().names.get(key)
+        if name is not None:
+            self._used[name] = key
+        return name
+
+    def texts(self) -> dict[str, str]:
+        """Return the key that each name uses, as lines write it."""
+        return {name: key_text(key) for name, key in self.now().using(self._used).items()}
 
     def now(self) -> Roster:
         """The roster as the file says now, or Unreadable."""

@@ -175,7 +175,7 @@ class ServerTLS:
         (pem,) = context.auth_context().get("x509_pem_cert") or (None,)
         refuse_if(pem is None, "a caller without a certificate", Unknown)
         key = signer(pem)
-        name = self.roster.now().names.get(key)
+        name = self.roster.name_of(key)
         if name is None:
             raise Unknown(f"the key {key_text(key)} is not in the server's roster (any more): ask its owner")
         return name
