@@ -65,7 +65,7 @@ def test_a_body_too_large_is_refused_by_its_header() -> None:
 
 def test_a_body_longer_than_declared_is_refused_at_once() -> None:
     sent = Counted(Header("answer", "9", 2 * CHUNK, bytes(32)))
-    with pytest.raises(Refused, match="more than the 2,097,152 bytes it declared"):
+    with pytest.raises(Refused, match=f"more than the {2 * CHUNK:,} bytes it declared"):
         receive(iter(sent), 8 * MB, MB)
     assert sent.taken == 3
 

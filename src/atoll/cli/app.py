@@ -135,6 +135,7 @@ def serve(
     roster: Annotated[Path, typer.Option(help="a file of names and public keys, one party a line")],
     address: Annotated[str, typer.Option(help="host:port to listen on")] = "127.0.0.1:7100",
     own: Annotated[Path | None, typer.Option("--key", help="the server's key (atoll key)")] = None,
+    next_key: Annotated[Path | None, typer.Option(help="the server's next key: parties are told to trust it")] = None,
     run: Annotated[Path, typer.Option(help="the run folder; resumes an unfinished run in it")] = Path("served"),
     parties: Annotated[int | None, typer.Option(min=1, help="begin with so many; default: all of the roster")] = None,
     patience: Annotated[
@@ -150,8 +151,8 @@ def serve(
     """Serve a job to real parties over the network."""
     from atoll.cli.network import serve_job
 
-    serve_job(job, list(sets or []), address=address, roster=roster, key=own, run=run, parties=parties,
-              patience=patience, deadline=deadline, slowest=slowest, insecure=insecure, health=health,
+    serve_job(job, list(sets or []), address=address, roster=roster, key=own, next_key=next_key, run=run,
+              parties=parties, patience=patience, deadline=deadline, slowest=slowest, insecure=insecure, health=health,
               form=log)  # fmt: skip
 
 

@@ -31,7 +31,8 @@ def new_key_file(name: str, folder: Path) -> None:
 
 
 def serve_job(
-    job: str, overrides: list[str], *, address: str, roster: Path, key: Path | None, run: Path, parties: int | None,
+    job: str, overrides: list[str], *, address: str, roster: Path, key: Path | None, next_key: Path | None, run: Path,
+    parties: int | None,
     patience: float | None, deadline: float, slowest: float, insecure: bool, health: str | None, form: LogFormat,
 ) -> None:  # fmt: skip
     """Serve a job file to the parties of a roster until it has ended."""
@@ -57,7 +58,8 @@ def serve_job(
 
         said = load_any(job, overrides)
         file = RosterFile(roster)
-        credentials = Insecure("server") if insecure else ServerTLS(_key(key), file)
+        following = None if next_key is None else _key(next_key).identity.public
+        credentials = Insecure("server") if insecure else ServerTLS(_key(key), file, following=following)
         if isinstance(said, RoleJob) and parties is not None:
             raise BadJob("--parties is for jobs with a method: a program needs all who play a role, leave it out")
         progress = Progress(said.rounds if isinstance(said, RoleJob) else said.job.rounds)
@@ -114,7 +116,7 @@ def join_job(
             credentials: Insecure | PartyTLS = Insecure(insecure)
             name, known = insecure, ""
         else:
-            credentials = PartyTLS(_key(key), peer_of(server))
+            credentials = PartyTLS(_key(key), peer_of(server), folder)
             name, known = credentials.member.name, key_text(credentials.server.key)
         try:
             why = join(
@@ -140,7 +142,7 @@ def edge_of(
     with overhearing(), speaking(form) as say:
         _stop_kindly()
         limits, file = Policy.load(policy), RosterFile(roster)
-        up = PartyTLS(_key(key), peer_of(server))
+        up = PartyTLS(_key(key), peer_of(server), folder)
         below = Downstream(
             address, ServerTLS(up.member, file),
             file.texts, parties, first,

@@ -110,7 +110,7 @@ def _hub(
         hub = Hub(
             run, store, journal, Worker({}, {}, made.program.world), questions,
             data=summary_of(data).sample, classes=session.classes, job=session.job, manifest=welcome.manifest,
-            roster=below.roster, times=times,
+            roster=below.roster, times=times, successor=below.credentials.successor,
         )  # fmt: skip
         limits = Limits.of(len(known), map(travels, questions.values()))
         transport = ServerTransport(below.address, below.credentials, hub, limits=limits, times=times, folder=folder)

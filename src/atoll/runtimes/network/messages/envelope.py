@@ -58,8 +58,9 @@ class Welcome(Envelope, frozen=True, tag="welcome"):
     members: Annotated[dict[_Word, _Number], Meta(max_length=2**16)] = {}
     classes: _Number = 0  # 0: the labels are numbers
     data: Layout = Layout({})  # what one sample is
-    # How the key of each member begins, in the order of their names: of two keys in a party's own file it takes that one.
+    # How the key of each member begins, in the order of names: of two keys in a party's own file it takes that one.
     keys: Annotated[bytes, Meta(max_length=2**18)] = b""
+    successor: Annotated[bytes, Meta(max_length=96)] = b""  # the next key of the server, signed by this one
     version: int = PROTOCOL
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from atoll.core.question import Fault, Question
 from atoll.core.tree import Array, Tree, nest
 from atoll.core.wire import ClientSide, Member, Setting
 from atoll.core.world import World
-from atoll.crypto.keys import Identity, Refused
+from atoll.crypto.keys import KEY, Identity, Refused
 from atoll.programs.evaluate import HIDDEN_LOCAL
 from atoll.runtimes.local.pool import ProcessPool
 from atoll.runtimes.local.process import Subprocess, TooLong
@@ -48,6 +49,7 @@ from atoll.runtimes.network.party.memory import OwnMemory
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment, Session
 from atoll.runtimes.network.transport import PartyTransport
+from atoll.runtimes.network.trust.roster import key_text
 from atoll.runtimes.network.trust.tls import Unknown
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from atoll.runtimes.network.trust.tls import Credentials, Insecure, PartyTLS
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 HELLO_FIRST = "say hello first"  # what a server says that was started again
 PATIENCE = 300.0  # seconds to read the data, and to work out what a job would do
 LOOK = 5.0  # seconds between two looks at the hours of a policy
@@ -184,6 +187,9 @@ def welcomed(transport: PartyTransport, hello: bytes) -> Welcome:
     welcome = read_envelope(Welcome, transport.hello(hello))
     if hashlib.sha256(welcome.job.encode()).digest() != welcome.manifest:
         raise Refused("the job is not the one that its hash names: the server is broken or lies")
+    if welcome.successor and transport.told(welcome.successor):
+        line = key_text(welcome.successor[:KEY])
+        log.warning("the server announces a new key, which is trusted from now on: write %s after --server", line)
     return welcome
 
 

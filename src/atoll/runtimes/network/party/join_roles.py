@@ -114,7 +114,8 @@ def _run_name(welcome: Welcome) -> str:
 def _context(policy: Policy, welcome: Welcome, considered: Considered, credentials: PartyTLS | Insecure) -> RoleContext:
     """Play a role with those whose keys this party knows from its own file, not from the server."""
     identity, known = own_roster(
-        policy, credentials, considered.roles[considered.role], welcome, "roles seal what they say with keys of their own",
+        policy, credentials, considered.roles[considered.role], welcome,
+        "roles seal what they say with keys of their own",
         "what roles say to each other is sealed for keys that this party knows itself",
     )  # fmt: skip
     for role, who in considered.roles.items():

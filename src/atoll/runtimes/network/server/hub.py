@@ -89,6 +89,7 @@ class Hub:
         roster: Callable[[], Mapping[str, str]],
         times: Times,
         live: bool = False,
+        successor: bytes = b"",
         elapsed: float = 0.0,
     ) -> None:
         self._run, self._store, self._journal, self._local = run, store, journal, local
@@ -98,6 +99,7 @@ class Hub:
         self._classes = classes
         self._members = {member.name: member.number for member in store.members() if member.listed}
         self._roster, self._times = roster, times
+        self._successor = successor  # an announcement of the server's next key
         self._live = live  # whether `renew` is called between rounds, which takes over new lines of the roster
         self._enrolled = {member.name: member.key for member in store.members() if member.listed}
         self._renewing = False  # a key has changed, which the others do not know yet
@@ -143,11 +145,11 @@ class Hub:
         if new:
             self._journal.note(Note("joined", {"party": name, "number": number, "samples": said.samples}))
         used = hints_of(self._enrolled, self._members)
-        told = (self._job, self._manifest, self._told, self._members, self._classes, self._data, used)
+        told = (self._job, self._manifest, self._told, self._members, self._classes, self._data, used, self._successor)
         return write_envelope(Welcome(self._run, number, *told))
 
     def _admit(self, name: str) -> str:
-        """Return the key that a name uses now; one that was changed counts at once, a new line from the next round on."""
+        """Return the key that a name uses now. A changed one counts at once, a new line from the next round on."""
         key = self._roster().get(name, "")
         with self._turn:
             if self._live and name not in self._enrolled:

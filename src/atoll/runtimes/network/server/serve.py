@@ -112,7 +112,7 @@ def serve(
     check_quorum(job, len(known))
     with entered(folder, known, job.rounds, health, sinks) as (monitor, store, journal):
         questions = first.questions(len(known))
-        hub = _hub(store, journal, first, questions, data, text, roster, times, memory)
+        hub = _hub(store, journal, first, questions, data, text, roster, times, memory, credentials.successor)
         monitor.follow(hub.snapshot)
 
         def assembled() -> tuple[Assembled, Federated]:
@@ -196,7 +196,7 @@ def listening(
 
 def _hub(
     store: Store, journal: Journal, first: Assembled, questions: Mapping[str, Question], data: Federated, text: str,
-    roster: Callable[[], Mapping[str, str]], times: Times, memory: Tree | None,
+    roster: Callable[[], Mapping[str, str]], times: Times, memory: Tree | None, successor: bytes,
 ) -> Hub:  # fmt: skip
     from atoll.runtimes.local.worker import Worker
     from atoll.runtimes.network.server.hub import Hub
@@ -204,7 +204,7 @@ def _hub(
     return Hub(
         store.path.parent.name, store, journal, Worker(first.handlers, first.splits, first.program.world),
         questions, data=summary_of(data).sample, classes=data.classes, job=text,
-        manifest=agreement_of(text), roster=roster, times=times, live=True,
+        manifest=agreement_of(text), roster=roster, times=times, live=True, successor=successor,
         elapsed=float(memory["elapsed"]) if memory else 0.0,
     )  # fmt: skip
 

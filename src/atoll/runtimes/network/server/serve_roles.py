@@ -95,7 +95,7 @@ def serve_roles(
         fixed = {name: on_wire(question, axis=True) for name, question in runtime_questions(job.roles).items()}
         hub = Hub(
             folder.name, store, reasons, Worker({}, {}, place), fixed, data=Layout({}), job=text,
-            manifest=agreement_of(text), roster=roster, times=times,
+            manifest=agreement_of(text), roster=roster, times=times, successor=credentials.successor,
             elapsed=float(memory["elapsed"]) if memory else 0.0,
         )  # fmt: skip
         monitor.follow(hub.snapshot)

@@ -42,8 +42,11 @@ from atoll.runtimes.network.trust.roster import (
     key_text,
     line_of,
 )
+from atoll.runtimes.network.trust.successor import announcement, remember, successors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import grpc
 
 HOST = "atoll"  # the host name of every certificate: the key is what counts
@@ -137,11 +140,16 @@ def split(address: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class ServerTLS:
-    """The server's identity, and the roster of those it lets in."""
+    """The server's identity, the roster of those it lets in, and the key that it announces as its next one."""
 
     member: NamedIdentity
     roster: RosterFile
     lasts: timedelta = LASTS
+    following: bytes | None = None
+
+    @property
+    def successor(self) -> bytes:
+        return announcement(self.member.identity, self.following) if self.following else b""
 
     def bind(self, server: grpc.Server, address: str) -> int:
         library = grpc_library()
@@ -183,10 +191,11 @@ class ServerTLS:
 
 @dataclass(frozen=True)
 class PartyTLS:
-    """A party's identity, and the one server it talks to."""
+    """A party's identity, and the one server it talks to; what that said of its next keys is in the folder."""
 
     member: NamedIdentity
     server: Peer
+    folder: Path | None = None
     lasts: timedelta = LASTS
     metadata: tuple[tuple[str, str], ...] = ()
 
@@ -196,8 +205,16 @@ class PartyTLS:
 
     def channel(self, address: str, options: Sequence[tuple[str, int | str]]) -> grpc.Channel:
         grpc = grpc_library()
-        credentials = grpc.ssl_channel_credentials(anchor(self.server.key), *certificate(self.member, self.lasts))
+        credentials = grpc.ssl_channel_credentials(self._anchors(), *certificate(self.member, self.lasts))
         return grpc.secure_channel(address, credentials, [*options, ("grpc.ssl_target_name_override", HOST)])
+
+    def _anchors(self) -> bytes:
+        later = successors(self.server.key, self.folder) if self.folder else ()
+        return b"".join(map(anchor, (self.server.key, *later)))
+
+    def told(self, said: bytes) -> bool:
+        """Trust the key that the server announces; tell whether it is new."""
+        return self.folder is not None and remember(self.server.key, self.folder, said) is not None
 
     def trouble(self, address: str) -> str | None:
         """Why the server and this party do not come together, as a handshake tells; None if it cannot be reached."""
@@ -205,7 +222,7 @@ class PartyTLS:
             return f"the certificate of {self.member.name} has expired: it lasts {self.lasts}"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False  # the key counts, and the anchor trusts no other
-        context.load_verify_locations(cadata=anchor(self.server.key).decode())
+        context.load_verify_locations(cadata=self._anchors().decode())
         with tempfile.NamedTemporaryFile() as file:  # ssl reads keys from files only
             file.write(b"".join(certificate(self.member)))
             file.flush()
@@ -254,6 +271,7 @@ class Insecure:
 
     claim: str = ""
     identity: None = None  # nobody can prove a name without a key
+    successor: bytes = b""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -264,6 +282,9 @@ class Insecure:
 
     def name(self, context: grpc.ServicerContext) -> str:
         return check_name(str(dict(context.invocation_metadata()).get("atoll-name", "")))
+
+    def told(self, said: bytes) -> bool:
+        return False  # nobody can announce a key without one
 
     def channel(self, address: str, options: Sequence[tuple[str, int | str]]) -> grpc.Channel:
         return grpc_library().insecure_channel(_loopback(address), options)
