@@ -476,6 +476,14 @@ def test_a_quorum_that_declines_is_not_waited_for(wired: Wired) -> None:
     assert wired.ask(act).parties.tolist() == [0, 1]
 
 
+def test_who_is_away_does_not_hold_up_those_who_can_begin_anew(wired: Wired) -> None:
+    """Two have declined, as after a lost session, and the third does not come back: a new question goes to the two."""
+    wired.hub.require(Quorum(1), {"train"})
+    wired.hub.goodbye("cleo")
+    replies = wired.ask(lambda: [wired.decline(name, "another session", "declined") for name in ("ada", "ben")])
+    assert replies.parties.tolist() == []
+
+
 def test_patience_ends_a_wait_for_answers(wired: Wired) -> None:
     wired.hub.require(Quorum(3), {"train"})
     wired.hub._times = Times(slowest=1e6, silence=3.0, patience=0.3)

@@ -466,7 +466,8 @@ class Hub:
                 if len(here) >= goal and quorum.met(here):
                     return
                 if not any(self._alive(p) for p in missing) or self._clock() > until:
-                    if quorum.met(here) or not quorum.met(here | missing):
+                    # Nobody is waited for in vain, nor where those who are there can begin anew.
+                    if quorum.met(here) or not quorum.met(here | missing) or quorum.met(self.online().tolist()):
                         return
                     look(here)
                 self._turn.wait(0.2)
