@@ -102,6 +102,7 @@ class Hub:
         self._successor = successor  # an announcement of the server's next key
         self._live = live  # whether `renew` is called between rounds, which takes over new lines of the roster
         self._enrolled = {member.name: member.key for member in store.members() if member.listed}
+        self._hints = hints_of(self._enrolled, self._members)
         self._renewing = False  # a key has changed, which the others do not know yet
         self.renewed = False  # the roster has changed: the program has to be assembled for other parties
         self._began = time.perf_counter() - elapsed
@@ -144,9 +145,8 @@ class Hub:
             self._turn.notify_all()
         if new:
             self._journal.note(Note("joined", {"party": name, "number": number, "samples": said.samples}))
-        used = hints_of(self._enrolled, self._members)
-        told = (self._job, self._manifest, self._told, self._members, self._classes, self._data, used, self._successor)
-        return write_envelope(Welcome(self._run, number, *told))
+        told = (self._job, self._manifest, self._told, self._members, self._classes, self._data)
+        return write_envelope(Welcome(self._run, number, *told, self._hints, self._successor))
 
     def _admit(self, name: str) -> str:
         """Return the key that a name uses now. A changed one counts at once, a new line from the next round on."""
@@ -156,6 +156,7 @@ class Hub:
                 raise Later(f"the line of {name} is new: it takes part from the next round on")
             if key and self._enrolled.get(name, key) != key:
                 self._enrolled[name], self._renewing = key, True
+                self._hints = hints_of(self._enrolled, self._members)
                 self._store.enrol([*self._enrolled.items()])
         return key
 
@@ -179,6 +180,7 @@ class Hub:
             if again:
                 self.renewed = True
                 self._members |= {m.name: m.number for m in self._store.members() if m.listed}
+                self._hints = hints_of(lines, self._members)
                 self._numbers.clear()
                 self._agreed.clear()
         said = {"added": sorted(added), "removed": sorted(removed), "changed": changed}
