@@ -596,3 +596,4 @@ def test_a_key_that_is_replaced_keeps_its_number_and_is_told_to_all(wired: Wired
         assert hinted(welcome.members, welcome.keys)["ada"] == base64.b64decode(key)[:4]
     wired.hub.wait_for(1, 5.0)
     assert wired.hub.renewed
+    assert [note.facts for note in wired.notes.notes if note.what == "roster"] == [{"changed": "ada"}]

@@ -100,10 +100,10 @@ class Hub:
         self._members = {member.name: member.number for member in store.members() if member.listed}
         self._roster, self._times = roster, times
         self._successor = successor  # an announcement of the server's next key
-        self._live = live  # whether `renew` is called between rounds, which takes over new lines of the roster
+        self._live = live  # whether new lines of the roster are taken over between rounds
         self._enrolled = {member.name: member.key for member in store.members() if member.listed}
         self._hints = hints_of(self._enrolled, self._members)
-        self._renewing = False  # a key has changed, which the others do not know yet
+        self._rekeyed: set[str] = set()  # whose key has changed, which the others do not know yet
         self.renewed = False  # the roster has changed: the program has to be assembled for other parties
         self._began = time.perf_counter() - elapsed
         lock = threading.RLock()
@@ -155,7 +155,8 @@ class Hub:
             if self._live and name not in self._enrolled:
                 raise Later(f"the line of {name} is new: it takes part from the next round on")
             if key and self._enrolled.get(name, key) != key:
-                self._enrolled[name], self._renewing = key, True
+                self._enrolled[name] = key
+                self._rekeyed.add(name)
                 self._hints = hints_of(self._enrolled, self._members)
                 self._store.enrol([*self._enrolled.items()])
         return key
@@ -172,19 +173,18 @@ class Hub:
                 number = self._numbers.pop(name, -1)
                 self._seen.pop(number, None)
                 self._agreed.discard(number)
-            if not (added or removed or self._renewing):
+            if not (added or removed or self._rekeyed):
                 return
-            changed = sorted(name for name in lines if self._enrolled.get(name, lines[name]) != lines[name])
-            again, self._renewing, self._enrolled = bool(added or self._renewing), False, lines
+            changed, self._rekeyed, self._enrolled = self._rekeyed, set(), lines
             self._store.enrol([*lines.items()])
-            if again:
+            if added or changed:
                 self.renewed = True
                 self._members |= {m.name: m.number for m in self._store.members() if m.listed}
                 self._hints = hints_of(lines, self._members)
                 self._numbers.clear()
                 self._agreed.clear()
-        said = {"added": sorted(added), "removed": sorted(removed), "changed": changed}
-        self._journal.note(Note("roster", {what: ", ".join(names) for what, names in said.items() if names}))
+        said = {"added": added, "removed": removed, "changed": changed}
+        self._journal.note(Note("roster", {what: ", ".join(sorted(names)) for what, names in said.items() if names}))
 
     def next_question(self, name: str, wait: float) -> QuestionPayload | None:
         number = self._number(name)
@@ -230,7 +230,7 @@ class Hub:
             why = read_envelope(Goodbye, said) if said else Goodbye()
         except Fault as fault:
             raise Refused(str(fault)) from None
-        number = self._numbers.get(name, -1)
+        number = self._members.get(name, -1)
         with self._turn:
             self._seen.pop(number, None)
             self._agreed.discard(number)
@@ -323,7 +323,7 @@ class Hub:
         with self._turn:
             self.renewed = False
             self._questions |= questions
-            self._told = {name: question.answers for name, question in questions.items()}
+            self._told = {name: travels(question) for name, question in questions.items()}
 
     def online(self) -> Cohort:
         """Numbers of the parties that have agreed to the job and gave a sign of life lately."""
