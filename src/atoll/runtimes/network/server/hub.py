@@ -564,11 +564,11 @@ class Hub:
             self.over, self._ending = why, RunFailed if failed else RunOver
             self._news.notify_all()
 
-    def farewell(self, parties: Collection[int], within: float) -> None:
-        """Wait until these parties, if they are there, were told that it is over."""
+    def farewell(self, within: float) -> None:
+        """Wait until all who are there know that it is over: who does not waits for a server that comes back."""
         until = time.monotonic() + within
         with self._turn:
-            while any(self._alive(p) for p in set(parties) - self._informed) and time.monotonic() < until:
+            while {*self.online().tolist()} - self._informed and time.monotonic() < until:
                 self._turn.wait(0.1)
 
 

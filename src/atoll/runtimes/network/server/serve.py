@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -150,9 +150,7 @@ class _Ended(Protocol):
 R = TypeVar("R", bound=_Ended)
 
 
-def listening(
-    line: Line, hub: Hub, store: Store, journal: Journal, work: Callable[[], R], told: Collection[int] = ()
-) -> R:
+def listening(line: Line, hub: Hub, store: Store, journal: Journal, work: Callable[[], R]) -> R:
     """Serve parties' calls while the work of a run goes on, and write down how it ended.
 
     Args:
@@ -161,7 +159,6 @@ def listening(
         store: the run's, in its folder.
         journal: the run's; it is closed.
         work: runs the program.
-        told: numbers of parties that are waited for a moment, until they know that it is over.
     """
     from atoll.runtimes.network.transport import ServerTransport
 
@@ -186,7 +183,7 @@ def listening(
     finally:
         if state != "stopped":  # who is not told that it is over waits for a server that is started again
             hub.end(f"the run is over: {reason}", failed=state == "failed")
-            hub.farewell(told, line.times.grace)
+            hub.farewell(line.times.grace)
         transport.stop()
         if state != "stopped":
             store.move(folder.name, state, reason[:500])

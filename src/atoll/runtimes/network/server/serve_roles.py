@@ -104,7 +104,7 @@ def serve_roles(
         roles = ServedRoles(setup, hub, reasons, times.patience)
         work = partial(_converse, job, setup, roles, journal, memory, folder)
         line = Line(address, credentials, limits, times, ready)
-        run = listening(line, hub, store, journal, work, setup.numbers.values())
+        run = listening(line, hub, store, journal, work)
         return RolesServed(run, "finished", run.reason)
 
 
