@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -112,6 +113,10 @@ class ServerTransport:
         self._server.start()
         threading.Thread(target=self._hurry, name="atoll-hurry", daemon=True).start()
         return f"{self._host}:{port}"
+
+    def allow(self, limits: Limits) -> None:
+        """Take bodies as long as these limits say, from now on: with more parties there are longer answers."""
+        self._limits = replace(self._limits, body=limits.body)
 
     def stop(self, grace: float | None = None) -> None:
         """Let calls end for `grace` seconds, then end them."""

@@ -22,7 +22,7 @@ from atoll.programs.quorum import Quorum
 from atoll.runtimes.local.worker import Chunk, Worker
 from atoll.runtimes.network.messages.answers import read_answer, travels
 from atoll.runtimes.network.messages.awake import AwakeClock
-from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, Later, RunFailed, RunOver, Times
+from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, Later, Limits, RunFailed, RunOver, Times
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
     Goodbye,
@@ -105,6 +105,7 @@ class Hub:
         self._hints = hints_of(self._enrolled, self._members)
         self._rekeyed: set[str] = set()  # whose key has changed, which the others do not know yet
         self.renewed = False  # the roster has changed: the program has to be assembled for other parties
+        self.allow: Callable[[Limits], None] = lambda _: None  # is told how long answers of other parties may be
         self._began = time.perf_counter() - elapsed
         lock = threading.RLock()
         self._turn = threading.Condition(lock)  # for the program: somebody came, went or answered
@@ -324,6 +325,7 @@ class Hub:
             self.renewed = False
             self._questions |= questions
             self._told = {name: travels(question) for name, question in questions.items()}
+        self.allow(Limits.of(len(self._members), self._told.values()))
 
     def online(self) -> Cohort:
         """Numbers of the parties that have agreed to the job and gave a sign of life lately."""

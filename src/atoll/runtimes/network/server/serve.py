@@ -166,6 +166,7 @@ def listening(line: Line, hub: Hub, store: Store, journal: Journal, work: Callab
     transport = ServerTransport(
         line.address, line.credentials, hub, limits=line.limits, times=line.times, folder=folder
     )
+    hub.allow = transport.allow
     state: RunState = "failed"
     reason = "the server ended unexpectedly"
     try:
