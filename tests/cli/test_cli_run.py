@@ -323,6 +323,7 @@ WRONG = {
     "more parties than there are, in a partition": (
         'select={use="partition", number=40}', "select: number=40: there are only 20 parties",
     ),
+    "more parties than there are": ('select={use="count", number=99}', "number=99: there are only 20 parties"),
     "images of a table": (
         'data={use="wine", clients=20}', "method.model=cnn", "13 features are no square image of 1 channel(s): use mlp",
     ),

@@ -63,7 +63,7 @@ def test_the_package_installs_passes_its_checks_and_runs(package: Path, commands
     ran(commands, package, "python", "test_parts.py")
     assert "centroids (from centroids 0.1)" in ran(commands, package, "atoll", "list", "method")
     text = ran(commands, package, "atoll", "run", "job.toml")
-    assert "all 1 rounds done" in text
+    assert "its only round is done" in text
     assert re.search(r"test\.(accuracy|error_rate) 0\.\d+", text)
     ran(commands, package, "atoll", "run", "job.toml", "--set", "select.use=centroids:Window")
 
@@ -79,7 +79,7 @@ def test_the_commands_of_the_page_train_it_between_two_parties(package: Path, co
     script.write_text(script.read_text().replace(":7100", f":{port}"))
     text = ran(commands, package, "sh", "-e", script.name)
     assert "centroids: centroids, 2 parties (2 a round)" in text
-    assert "ended: all 1 rounds done" in text
+    assert "ended: its only round is done" in text
     assert (package / "served" / "model.safetensors").is_file()
     for party in ("ada", "ben"):
         assert '"asked":"train/contribute"' in (package / party / "audit.jsonl").read_text()

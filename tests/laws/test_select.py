@@ -14,6 +14,7 @@ import atoll
 from atoll.core.keys import draw, rng, uniform
 from atoll.core.method import History, Population
 from atoll.core.world import World
+from atoll.testing import check_refusal
 
 
 def picks(select: object, n: int, rounds: int, seed: int = 0, sizes: object = None) -> list[np.ndarray]:
@@ -118,3 +119,14 @@ def test_trace_is_read_and_its_mistakes_named(tmp_path: object) -> None:
     bad.write_text("party,first,last\n0,1,3\n2,two,2\n")
     with pytest.raises(ValueError, match="line 3"):
         atoll.Trace(str(bad)).online(0, 5, 0)
+
+
+@pytest.mark.parametrize("make", [atoll.Count, atoll.BySize, atoll.RoundRobin, atoll.LeastServed, atoll.Partition])
+def test_more_parties_than_there_are_is_refused_at_assembly(make: Callable[[int], object]) -> None:
+    data = atoll.data.load("wine").split(4, seed=0)
+
+    def assembly(number: int) -> object:
+        return atoll.assemble(atoll.Job(atoll.FedSGD(atoll.models.softmax()), make(number)), data)
+
+    check_refusal(lambda: assembly(99), "select: number=99: there are only 4 parties", "All()")
+    assert assembly(4)

@@ -147,6 +147,8 @@ def test_rounds_that_begin_again_never_spend_more_than_is_said() -> None:
     equal = ledger(Asking(3, (1, 2)), 2.0, 2.0, 2.0).of()
     assert equal.epsilon(30) == pytest.approx(composed((poisson(2.0, 2.0, 2.0), 10)), rel=1e-6)
     assert account.tight(30) is None
+    assert "accountant: RDP, at most so much" in account.words()
+    assert "at most" not in ledger(Asking(2, (1,)), 0.6, 3.0).of().words()
 
 
 def test_noise_of_each_partys_own_counts_every_ask_as_the_one_with_least() -> None:

@@ -41,7 +41,7 @@ def test_a_simulation_refuses_it_and_writes_nothing(fault: str, words: str, tmp_
     with pytest.raises(BadData, match=words):
         simulate(small(rounds=1), federation(fault), out=tmp_path)
     assert not list(tmp_path.iterdir())
-    assert simulate(small(rounds=1), federation(), workers=0).reason == "all 1 rounds done"
+    assert simulate(small(rounds=1), federation(), workers=0).reason == "its only round is done"
 
 
 @pytest.mark.parametrize(("fault", "words"), FAULTS)

@@ -12,6 +12,7 @@ def calibrate_job(job: str, overrides: list[str], epsilon: float, delta: float |
     from atoll.job.catalogue import BadJob
     from atoll.job.file import load
     from atoll.privacy.account import in_epsilon
+    from atoll.report.units import count
 
     said = load(job, overrides)
     try:
@@ -20,6 +21,6 @@ def calibrate_job(job: str, overrides: list[str], epsilon: float, delta: float |
         raise BadJob(str(error)) from None
     said_so = " ".join(f"--set {key}={value:.12g}" for key, value in found.values.items())
     sys.stdout.write(
-        f"a noise multiplier of {found.multiplier:g} keeps {said.job.rounds:,} rounds at epsilon "
+        f"a noise multiplier of {found.multiplier:g} keeps {count(said.job.rounds, 'round')} at epsilon "
         f"{in_epsilon(found.epsilon)} ({found.words})\nset it with {said_so}\n"
     )

@@ -141,7 +141,7 @@ class Progress:
         done = self._done = facts["round"]
         self._better = tuple(facts.get("better", ()))
         if "job" in facts:
-            from atoll.report.draw import count
+            from atoll.report.units import count
 
             job, many, rounds = facts["job"], count(facts["parties"], "party"), count(facts["job"]["rounds"], "round")
             if "program" in job:

@@ -181,7 +181,8 @@ def in_words(said: RunStatus) -> Iterator[str]:
     among = f"; needed and not there: {', '.join(said['awaited'])}" if said["awaited"] else ""
     there = f" for parties ({connected} of {said['needed']} are there{among})" if said["needed"] else ""
     why = f"; {said['reason']}" if said["reason"] else ""
-    yield f"{said['state']}{there}: {said['round']} of {said['rounds']} rounds done{left}{why}"
+    done = f"{said['round']} of {said['rounds']} round{'s' * (said['rounds'] != 1)} done"
+    yield f"{said['state']}{there}: {done}{left}{why}"
     for question in said["questions"]:
         late = ", ".join(question["late"]) or "nobody"
         since = f"{question['asked']} parties asked {lasts(question['seconds'])} ago"

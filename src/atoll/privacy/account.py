@@ -107,7 +107,8 @@ class Account:
     def terms(self) -> dict[str, object]:
         """Return what has to stand beside every ε of this account, as fields of a fact; `in_words` says it."""
         s = self.spend
-        more = {"rate": s.rate, "sample": s.sample, "population": s.population, "epoch": s.epoch}
+        bound = None if self._regular else True  # rounds that begin again spend this or less
+        more = {"bound": bound, "rate": s.rate, "sample": s.sample, "population": s.population, "epoch": s.epoch}
         said: dict[str, object] = {"unit": s.unit, "neighbours": s.relation, "sampling": s.sampling}
         said |= {name: value for name, value in more.items() if value is not None}
         return {**said, "delta": self.delta, "accountant": "RDP"}
@@ -131,9 +132,10 @@ def in_words(terms: Mapping[str, object]) -> str:
     elif "epoch" in terms:
         sampling = f"none claimed, at most once in each tree of {terms['epoch']} rounds"
     against = "against the server; " if terms.get("against") == "server" else ""
+    bound = ", at most so much: how much depends on the rounds that begin again" if terms.get("bound") else ""
     return (
         f"{against}unit: {terms['unit']}; neighbours: {terms['neighbours']}; sampling: {sampling}; "
-        f"delta: {terms['delta']:g}; accountant: {terms['accountant']}"
+        f"delta: {terms['delta']:g}; accountant: {terms['accountant']}{bound}"
     )
 
 

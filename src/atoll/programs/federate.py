@@ -42,7 +42,7 @@ from atoll.programs.evaluate import (
     summarise,
     total_values,
 )
-from atoll.programs.phases import seen_by_phase
+from atoll.programs.phases import all_done, seen_by_phase
 from atoll.programs.quorum import Quorum
 
 PARTY = "party"  # the one role: many play it, as equals
@@ -176,7 +176,7 @@ class Federate(Program):
             await checkpoint(_memory(run))
             said = _said(self, run.history)
         spent = self.spent(run.history.t, last=True) if self.spent else {}
-        reason = said or f"all {agreed.rounds} rounds done"
+        reason = said or all_done(agreed.rounds)
         await note("end", round=run.history.rounds, reason=reason, complete=not said, **spent)
         return run.state
 

@@ -24,6 +24,15 @@ def by_phase(said: Mapping[str, T]) -> list[tuple[str, T]]:
     return [(f"phase{'s' * (len(those) > 1)} {', '.join(those)}", what) for what, those in found.items()]
 
 
+def all_done(rounds: int) -> str:
+    """Say that a run did all its rounds.
+
+    >>> all_done(1), all_done(60)
+    ('its only round is done', 'all 60 rounds done')
+    """
+    return f"all {rounds} rounds done" if rounds > 1 else "its only round is done"
+
+
 def lines_by_phase(said: Mapping[str, Sequence[str]]) -> list[str]:
     """Write lines about phases."""
     found = by_phase({phase: tuple(lines) for phase, lines in said.items()})

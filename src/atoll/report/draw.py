@@ -51,12 +51,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
 
 
-def count(n: int, noun: str) -> str:
-    """Count something: 1 party, 20 parties."""
-    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{n:,} {noun if n == 1 else many}"
-
-
 def largest(value: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
     """Return the largest unit that a value reaches, else the smallest."""
     return next((u for u in units if abs(value) >= 0.9995 * u[0]), units[-1])

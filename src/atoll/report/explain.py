@@ -17,7 +17,7 @@ from atoll.job.quorum import in_words
 from atoll.privacy.account import Account, in_epsilon
 from atoll.programs.federate import Exchange
 from atoll.programs.phases import by_phase, lines_by_phase
-from atoll.report.units import in_bytes
+from atoll.report.units import count, in_bytes
 
 _MANY = 5_000  # parties; beyond, playing the selection takes too long to wait for
 _PLAYED = 300  # rounds of it
@@ -77,7 +77,8 @@ def _what(a: Assembled, data: Federated, own: bool) -> tuple[str, list[str]]:
     mine = f"this party, one of {len(data):,}, holds {int(sizes[0]):,} samples; it is not told what others hold"
     lines = [
         mine if own else everybody,
-        f"{_named(a.job.select)}: about {a.wire.total.cohort:,} of them {_at_once(a)}, at most {a.job.rounds:,} rounds",
+        f"{_named(a.job.select)}: about {a.wire.total.cohort:,} of them {_at_once(a)}, "
+        f"at most {count(a.job.rounds, 'round')}",
         *filter(None, [in_words(a.job)]),
         f"{type(method).__name__}: {_first(method)}",
     ]
@@ -88,9 +89,8 @@ def _what(a: Assembled, data: Federated, own: bool) -> tuple[str, list[str]]:
     read = "each party's sums" if a.program.evaluating is None else "the sum over all parties only"
     evaluations = {"test": "the server's test set", "local": f"the parties' own test data ({read})"}
     where = " and ".join(evaluations[split] for split in a.program.splits)
-    lines.append(
-        f"evaluated every {a.job.eval_every} round(s) on {where}" if where else _UNEVALUATED[a.program.world.secret]
-    )
+    often = "round" if a.job.eval_every == 1 else f"{a.job.eval_every} rounds"
+    lines.append(f"evaluated every {often} on {where}" if where else _UNEVALUATED[a.program.world.secret])
     return f"job {a.job.name}", lines
 
 
@@ -231,9 +231,10 @@ def _spent(a: Assembled, account: Account) -> str:
     asks = a.ledger.planned(a.job.rounds) if a.ledger else None
     if asks is None:
         return f"{in_epsilon(account.epsilon(1))} after one ask, {in_epsilon(account.epsilon(_SOME))} after {_SOME}"
-    return f"{in_epsilon(account.epsilon(asks))} after all {a.job.rounds:,} rounds"
+    after = f"all {a.job.rounds:,} rounds" if a.job.rounds > 1 else "its only round"
+    return f"{in_epsilon(account.epsilon(asks))} after {after}"
 
 
 def _end(a: Assembled, data: Federated) -> tuple[str, list[str]]:
-    lines = [f"after {a.job.rounds:,} rounds", *(f"{_named(s)}: {_first(s)}" for s in a.job.stop)]
+    lines = [f"after {count(a.job.rounds, 'round')}", *(f"{_named(s)}: {_first(s)}" for s in a.job.stop)]
     return "ends (whichever comes first)", lines

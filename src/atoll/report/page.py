@@ -12,10 +12,10 @@ from atoll.core.disk import replace_file
 from atoll.core.tree import Array
 from atoll.report import figures as fig
 from atoll.report import privacy, roles
-from atoll.report.draw import About, Fact, Facts, count, draw, number
+from atoll.report.draw import About, Fact, Facts, draw, number
 from atoll.report.figures import score
 from atoll.report.layout import CSS, as_list, as_table, as_tiles, joined, svg
-from atoll.report.units import in_bytes, in_seconds
+from atoll.report.units import count, in_bytes, in_seconds
 
 DOING = {"compile": "compiling", "train": "training", "combine": "combining", "evaluate": "evaluation"}
 MANY = 20  # rows of a table before it is folded

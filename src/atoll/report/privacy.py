@@ -22,7 +22,6 @@ from atoll.report.draw import (
     Fact,
     Facts,
     Panel,
-    count,
     legend,
     number,
     percent,
@@ -30,7 +29,7 @@ from atoll.report.draw import (
     thin,
 )
 from atoll.report.layout import as_list, as_table
-from atoll.report.units import in_bytes, in_seconds
+from atoll.report.units import count, in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

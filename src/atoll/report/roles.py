@@ -12,9 +12,9 @@ from atoll.core.question import Layout, Leaf, Question
 from atoll.core.world import World
 from atoll.job.roles import RoleJob
 from atoll.programs.roles import HELLO, declared, on_wire, runtime_questions
-from atoll.report.draw import About, count
+from atoll.report.draw import About
 from atoll.report.layout import as_table
-from atoll.report.units import in_bytes
+from atoll.report.units import count, in_bytes
 
 _FORM = {
     "nothing": "nothing of its data leaves",

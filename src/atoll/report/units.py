@@ -12,6 +12,12 @@ def in_bytes(n: float) -> str:
     return f"{n:.0f} {units[step]}" if step == 0 else f"{n:.3g} {units[step]}"
 
 
+def count(n: int, noun: str) -> str:
+    """Count something: 1 party, 20 parties."""
+    many = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else many}"
+
+
 def in_seconds(s: float) -> str:
     """Write a time: 840 ms, 3.2 s, 12 min."""
     if s < 0.9995:

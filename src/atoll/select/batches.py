@@ -17,6 +17,7 @@ from atoll.core.errors import Mismatch
 from atoll.core.method import History, Pick, Population, Sampling, Select
 from atoll.core.tree import Array, Tree
 from atoll.core.world import World
+from atoll.select.sample import at_most
 
 _MOST = 10_000_000  # numbers of a family that is written down
 
@@ -158,7 +159,7 @@ class LeastServed(Select):
             raise Mismatch(f"number={self.number}: ask at least one party")
 
     def expected(self, parties: int) -> int:
-        return min(self.number, parties)
+        return at_most(self.number, parties)
 
     def start(self, population: Population) -> Tree:
         return {"served": np.zeros(len(population.sizes), np.int64)}
@@ -223,8 +224,7 @@ def _divides(number: int, size: int) -> None:
 
 
 def _fits(parties: int, number: int, size: int) -> None:
-    if number > parties:
-        raise Mismatch(f"select: number={number}: there are only {parties} parties; take at most that many")
+    at_most(number, parties)
     if parties % size:
         below = parties - parties % size
         near = [str(below), str(below + size)] if below >= number else [str(below + size)]

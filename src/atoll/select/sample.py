@@ -30,6 +30,13 @@ def _some(number: int) -> None:
         raise Mismatch(f"number={number}: ask at least one party")
 
 
+def at_most(number: int, parties: int) -> int:
+    """Return a number of parties to select; refuse one that there are not."""
+    if number > parties:
+        raise Mismatch(f"select: number={number}: there are only {parties} parties; take at most that many, or All()")
+    return number
+
+
 def _share(name: str, value: float) -> None:
     if not 0 < value <= 1:
         raise Mismatch(f"{name}={value}: a fraction is above 0 and at most 1")
@@ -103,7 +110,7 @@ class Count(Select):
         _some(self.number)
 
     def expected(self, parties: int) -> int:
-        return min(self.number, parties)
+        return at_most(self.number, parties)
 
     def sampling(self, parties: int) -> Sampling:
         return Sampling("fixed")
@@ -133,7 +140,7 @@ class RoundRobin(Select):
         _some(self.number)
 
     def expected(self, parties: int) -> int:
-        return min(self.number, parties)
+        return at_most(self.number, parties)
 
     def sampling(self, parties: int) -> Sampling:
         return Sampling("other", epoch=-(-parties // self.number))  # rounds in which every party has one turn
@@ -198,7 +205,7 @@ class BySize(Select):
         _some(self.number)
 
     def expected(self, parties: int) -> int:
-        return min(self.number, parties)
+        return at_most(self.number, parties)
 
     def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
         who = np.arange(len(population.sizes)) if population.online is None else population.online

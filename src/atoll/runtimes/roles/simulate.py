@@ -25,6 +25,7 @@ from atoll.job.assemble import Dropouts, agreement_of
 from atoll.job.roles import RoleJob, to_table
 from atoll.journal import Journal, read
 from atoll.journal.write import save
+from atoll.programs.phases import all_done
 from atoll.programs.roles import declared
 from atoll.runtimes.given import check_given
 from atoll.runtimes.local.memory import PartyMemory
@@ -188,8 +189,7 @@ def start_note(about: Mapping[str, Any], memory: Tree | None) -> Note:
 
 def end_note(done: int, rounds: int) -> Note:
     """Say why a run ended."""
-    complete = f"all {rounds} rounds done" if rounds > 1 else "its only round is done"
-    reason = complete if done >= rounds else f"the program ended after round {done}"
+    reason = all_done(rounds) if done >= rounds else f"the program ended after round {done}"
     return Note("end", {"round": max(done, 0), "reason": reason, "complete": done >= rounds})
 
 
