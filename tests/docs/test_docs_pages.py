@@ -13,7 +13,7 @@ import pytest
 from atoll.job.file import JobFile, parse_any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Words of release 0.1, images of houses, doors, coins, voices and lagoons, and figures beside a target.
 OLD = re.compile(

@@ -32,7 +32,8 @@ REAL = ("mse", "mae", "r2")
 # What hardly any value drawn at random could be.
 USUAL: dict[str, dict[str, Any]] = {
     "trace": {"file": "nowhere.csv"}, "ring": {"width": 32}, "encrypted_sum": {"bits": 2048},
-    "batches": {"size": 2, "number": 4}, "partition": {"number": 4},
+    "batches": {"size": 2, "number": 4}, "partition": {"number": 4}, "count": {"number": 4}, "by_size": {"number": 4},
+    "round_robin": {"number": 4}, "least_served": {"number": 4},
     "oversample": {"factor": 1.5}, "target": {"metric": "test.loss"}, "mlp": {"hidden": [4]},
     "cnn": {"channels": [2, 3], "units": 4}, "char_lstm": {"units": 4},
 }  # fmt: skip
