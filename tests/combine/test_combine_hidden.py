@@ -129,7 +129,9 @@ def test_what_cannot_be_added_in_secret_is_refused() -> None:
     check_refusal(lambda: atoll.Each(atoll.Median()).check(WIRE), "needs real vectors")
     for make, words in [
         (lambda: atoll.SecureSum(threshold=0.5), "2/3"), (lambda: atoll.SecureSum(min_parties=2), "hides none"),
-        (lambda: atoll.LightSum(0.8, 0.7), "privacy below target"), (lambda: atoll.EncryptedSum("rsa"), "paillier"),
+        (lambda: atoll.LightSum(0.8, 0.7), "privacy below target"),
+        (lambda: atoll.LightSum(0.5, 0.75), "two sums; take a target above 0.75"),
+        (lambda: atoll.EncryptedSum("rsa"), "paillier"),
         (lambda: atoll.EncryptedSum(bits=1024), "2048 or 3072"),
         (lambda: atoll.EncryptedSum(key_holders=0), "somebody"),
         (lambda: atoll.EncryptedSum("ckks", key_holders=2), "one holder"),

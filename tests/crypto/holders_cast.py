@@ -19,6 +19,7 @@ from atoll.core.world import World
 from atoll.crypto import holders
 from atoll.crypto.holders import KeyRules, SignedKey
 from atoll.crypto.keys import Identity
+from atoll.crypto.lists import SignedLists
 from atoll.crypto.secagg import Abort, Spent
 from atoll.crypto.terms import Terms
 
@@ -47,7 +48,7 @@ class Cast:
         """What a party brings along, with what is on its disk."""
         folder = self.folder / f"{who}"
         folder.mkdir(exist_ok=True)
-        return PartySession(who, KNOWN[who], self.least, 9, Spent(folder))
+        return PartySession(who, KNOWN[who], self.least, 9, Spent(folder), SignedLists(folder))
 
     def sit(self, who: int) -> Any:
         """A party that was just started."""

@@ -22,13 +22,13 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
 FILES = [
-    *(f"crypto/{n}.py" for n in ("keys", "records", "terms", "mask", "shamir", "graph", "additive", "holders", "light",
-                                 "rehearse", "secagg/policy", "secagg/client", "secagg/server")),
+    *(f"crypto/{n}.py" for n in ("keys", "records", "lists", "terms", "mask", "shamir", "graph", "additive", "holders",
+                                 "light", "rehearse", "secagg/policy", "secagg/client", "secagg/server")),
     *(f"combine/{n}.py" for n in ("protocol", "secure", "light", "encrypted")),
 ]  # fmt: skip
 TESTS = [
     "test_crypto_malicious.py", "test_crypto_refusals.py", "test_crypto_holders.py", "test_crypto_light_refusals.py",
-    "test_crypto_bound.py",
+    "test_crypto_bound.py", "test_crypto_lists.py",
 ]  # fmt: skip
 BOUND = [
     *(f"crypto/{n}.py" for n in ("keys", "terms", "secagg/messages", "holders", "light")),

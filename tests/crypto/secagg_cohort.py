@@ -12,6 +12,7 @@ import numpy as np
 
 from atoll.core.wire import Member
 from atoll.crypto.keys import Identity
+from atoll.crypto.lists import SignedLists
 from atoll.crypto.records import Message
 from atoll.crypto.secagg import (
     STEPS,
@@ -93,7 +94,10 @@ class Cohort:
         spent = Spent(self.folder / str(i)) if self.folder else SpentHere()
         if self.folder:
             (self.folder / str(i)).mkdir(exist_ok=True)
-        return Participant(i, self.identities[i], self.agreed, self.policy, spent)
+        return Participant(i, self.identities[i], self.agreed, self.policy, spent, self.lists(i))
+
+    def lists(self, i: int) -> SignedLists:
+        return SignedLists(self.folder / str(i) if self.folder else None)
 
     def again(self, i: int) -> SecureClient:
         """The same party, started anew with the record it kept."""

@@ -24,6 +24,7 @@ from atoll.core.world import World
 from atoll.crypto import holders, records
 from atoll.crypto.keys import Abort, Identity
 from atoll.crypto.light import LightServer
+from atoll.crypto.lists import SignedLists
 from atoll.crypto.secagg import SecurePlan, SecureServer, SpentHere
 from atoll.crypto.secagg.messages import Advert
 from atoll.crypto.terms import Agreement, Terms
@@ -91,8 +92,11 @@ class Lying:
     def __init__(self, beliefs: Mapping[int, Belief], flatter: bool) -> None:
         self.beliefs, self.flatter = beliefs, flatter
         self.spent = {who: SpentHere() for who in beliefs}
+        self.lists = {who: SignedLists() for who in beliefs}
         self.clients = {
-            who: belief.combine.client(belief.wire, belief.setting, PartySession(who, KEYS[who], 3, 9, self.spent[who]))
+            who: belief.combine.client(
+                belief.wire, belief.setting, PartySession(who, KEYS[who], 3, 9, self.spent[who], self.lists[who])
+            )
             for who, belief in beliefs.items()
         }
         # The others' vectors are next to nothing: an opened sum would be the victim's vector.
@@ -308,7 +312,7 @@ def test_what_was_said_in_another_sum_is_refused_in_this(name: str, step: str, w
 
 def alone(belief: Belief, **other: Any) -> Any:
     """One party's side, with another session than usual."""
-    session = PartySession(VICTIM, KEYS[VICTIM], 3, 9, SpentHere())._replace(**other)
+    session = PartySession(VICTIM, KEYS[VICTIM], 3, 9, SpentHere(), SignedLists())._replace(**other)
     return belief.combine.client(belief.wire, belief.setting, session)
 
 
@@ -360,6 +364,21 @@ def test_a_policy_asks_for_more(combine: Combine) -> None:
         alone(belief, rounds=2).answer(step, body, never)
 
 
+def test_a_light_sum_that_opens_with_fewer_than_a_policy_asks_for_is_not_begun() -> None:
+    belief = Belief(wire_of(10), atoll.LightSum())
+    assert atoll.LightSum().counts(10) == (3, 7)
+    step, body = first(belief, 10)
+    with pytest.raises(Abort, match="a sum of 7 vectors may be opened: 8 are the least"):
+        alone(belief, min_cohort=8).answer(step, body, never)
+
+
+@pytest.mark.parametrize("n", range(3, 60))
+def test_no_two_light_sums_of_a_round_have_their_own_majorities(n: int) -> None:
+    for privacy, target in ((0.01, 0.51), (0.3, 0.7), (0.5, 0.76), (0.9, 0.96)):
+        colluding, least = atoll.LightSum(privacy, target).counts(n)
+        assert 2 * least > n + colluding
+
+
 @pytest.mark.parametrize("combine", [atoll.LightSum(), atoll.SecureSum(), atoll.EncryptedSum()], ids=str)
 def test_who_is_not_in_its_own_roster_takes_no_part(combine: Combine) -> None:
     for members in ({}, {who: member for who, member in MEMBERS.items() if who != VICTIM},
@@ -404,23 +423,33 @@ def test_real_parties_are_bound_to_a_job(combine: Combine) -> None:
     setting = Setting("model", World.real(0), b"", lambda: MEMBERS)
     with pytest.raises(Abort, match=r"give its hash as Setting\.agreement"):
         agreed(setting, wire_of(6), b"")
-    client = combine.client(wire_of(6), setting, PartySession(0, KEYS[0], 3, 9, SpentHere()))
+    client = combine.client(wire_of(6), setting, PartySession(0, KEYS[0], 3, 9, SpentHere(), SignedLists()))
     mine = type(combine).__name__.removesuffix("Sum").lower()
     step = "seal" if mine == "encrypted" else "advertise"
     with pytest.raises(Abort, match="bound to their job"):
         client.answer(f"{mine}.{step}", {**QUESTION, "message": np.zeros(0, np.uint8)}, never)
 
 
-def test_a_noise_floor_is_the_partys_own() -> None:
-    """The job's noise is a share of what five add: the threshold of a plan below that is refused."""
+def test_a_noise_floor_is_the_partys_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's noise is a share of what six add: parties open no sum of five, whatever the server says."""
     belief = Belief(wire_of(6, atoll.Gaussian(0.3, "distributed", honest=1.0)), atoll.SecureSum())
     assert belief.wire.total.min_cohort == 6
-    lying = Lying(dict.fromkeys(range(6), belief), flatter=False)
-    terms = lying.agreed(0).terms(bytes(16), 2, range(6), fingerprint(QUESTION))
-    plan = SecurePlan(terms, 5, 0, 32, bits_of(belief.wire), SIZE)
-    body = {**QUESTION, "message": np.frombuffer(records.encode(plan), np.uint8)}
-    with pytest.raises(Abort, match="a party's noise is a share of what 6 add"):
-        alone(belief).answer("secure.advertise", body, never)
+    monkeypatch.setattr("atoll.combine.secure.SecurePlan", lambda terms, _, *rest: SecurePlan(terms, 5, *rest))
+    monkeypatch.setattr(SecureServer, "_enough", lambda _, ids: ids)
+
+    class Greedy(Lying):
+        """Its server has forgotten the floor."""
+
+        def ask(self, ask: Ask) -> Replies:
+            here = ask.to[ask.to != 5] if ask.what.endswith("masked") else ask.to
+            return super().ask(ask._replace(to=here))
+
+    lying = Greedy(dict.fromkeys(range(6), belief), flatter=False)
+    vector, replies = lying.play(belief)
+    assert not vector.any()
+    assert not len(replies)
+    assert set(lying.declined) == {0, 1, 2, 3, 4}
+    assert "a sum of 5 vectors: the job has 6 or none" in lying.declined[0]
 
 
 @pytest.mark.parametrize("combine", [atoll.LightSum(), atoll.SecureSum(), atoll.EncryptedSum()], ids=str)

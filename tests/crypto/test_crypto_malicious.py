@@ -462,17 +462,40 @@ def test_rounds_beyond_the_policy() -> None:
 
 
 def test_noise_in_shares_wants_enough_to_the_end() -> None:
-    """The threshold of a complete graph says how many stay; in a sparse one the survivors are counted."""
-    policy = SecurePolicy(n_min=3, size=5, noise_floor=6)
-    cohort = Cohort(6, policy=policy)
-    refused(cohort, "advertise", 0, encode(cohort.plan), "threshold=5: a party's noise is a share of what 6 add")
+    """Survivors are counted before anything is signed, in the complete graph and in a sparse one."""
+    cohort = Cohort(6)
+    cohort = Cohort(6, identities=cohort.identities, agreed=replace(cohort.agreed, floor=6))
+    cohort.until("consistent", drop={5: "masked"})
+    refused(cohort, "consistent", 0, survivors(0, 1, 2, 3, 4), "a sum of 5 vectors: the job has 6 or none")
     sparse = Sparse(0.05, 0.1)
     k, t = parameters(60, sparse)
-    policy = SecurePolicy(n_min=3, size=1, noise_floor=59, sparse=sparse)
+    policy = SecurePolicy(n_min=3, size=1, sparse=sparse)
     cohort = Cohort(60, t=t, size=1, neighbours=k, policy=policy)
+    cohort = replace(cohort, agreed=replace(cohort.agreed, floor=59))
     cohort.until("consistent", drop={7: "masked"})
     cohort.answer("consistent", 0, survivors(*(i for i in range(60) if i != 7)))
-    refused(cohort, "consistent", 1, survivors(*(i for i in range(60) if i not in (7, 8))), "58 survivors: 59 are")
+    refused(
+        cohort,
+        "consistent",
+        1,
+        survivors(*(i for i in range(60) if i not in (7, 8))),
+        "a sum of 58 vectors: the job has 59",
+    )
+
+
+def test_a_policy_counts_survivors_and_not_who_was_asked() -> None:
+    cohort = Cohort(6)
+    cohort = Cohort(6, identities=cohort.identities, agreed=replace(cohort.agreed, min_cohort=6))
+    cohort.until("consistent", drop={5: "masked"})
+    refused(cohort, "consistent", 0, survivors(0, 1, 2, 3, 4), "a sum of 5 vectors: 6 are the least")
+
+
+def test_a_policy_of_whole_batches_opens_no_part_of_one() -> None:
+    cohort = Cohort(6)
+    cohort = Cohort(6, identities=cohort.identities, agreed=replace(cohort.agreed, batches=((0, 3), (1, 4), (2, 5))))
+    cohort.until("consistent", drop={5: "masked"})
+    words = r"some of the batch \(2, 5\) and not all: whole_batches forbids it"
+    refused(cohort, "consistent", 0, survivors(0, 1, 2, 3, 4), words)
 
 
 def test_vectors_must_fit_the_plan() -> None:

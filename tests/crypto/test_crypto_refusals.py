@@ -11,6 +11,7 @@ from secagg_cohort import MODEL, SESSION, Cohort, agreed, boxes, read, survivors
 
 from atoll.crypto import graph, shamir
 from atoll.crypto.keys import Identity, Pair, Refused, agree, open_sealed, seal
+from atoll.crypto.lists import SignedLists
 from atoll.crypto.mask import add_mask
 from atoll.crypto.rehearse import rehearse_secure
 from atoll.crypto.secagg import Abort, Participant, SecurePlan, SecurePolicy, SpentHere, encode
@@ -182,7 +183,7 @@ def test_parties_know_themselves() -> None:
     identity, other = Identity.new(), Identity.new()
     for roster in ({0: other}, {1: identity}):
         with pytest.raises(ValueError, match="another key for it"):
-            Participant(0, identity, agreed(roster), policy(), SpentHere())
+            Participant(0, identity, agreed(roster), policy(), SpentHere(), SignedLists())
     with pytest.raises(Abort, match="one key twice"):
         agreed({0: identity, 1: identity})
 

@@ -114,7 +114,7 @@ EVERYWHERE = {
 }  # fmt: skip
 WAYS = {
     "secure": [atoll.SecureSum(threshold=0.7), atoll.SecureSum(min_parties=4), atoll.SecureSum(sparse=True)],
-    "light": [atoll.LightSum(privacy=0.4), atoll.LightSum(target=0.8)],
+    "light": [atoll.LightSum(privacy=0.35), atoll.LightSum(target=0.8)],
     "encrypted": [
         atoll.EncryptedSum(), atoll.EncryptedSum(key_holders=3), atoll.EncryptedSum(key_holders=2, bits=3072),
         atoll.EncryptedSum("ckks"),

@@ -67,7 +67,8 @@ class Cast:
 
     def policy(self, name: str, recipe: str) -> str:
         mine = f"{recipe.rstrip()[:-1].rstrip()}, party = {list(self.names).index(name)} }}"
-        return f'allow_plain = true\nallow_metrics = true\nroster = "{self.roster}"\ndata = {mine}\n'
+        allow = "".join(f"allow_{what} = true\n" for what in ("plain", "semi_honest", "metrics"))
+        return f'{allow}roster = "{self.roster}"\ndata = {mine}\n'
 
     def join(self, address: str, name: str, policy: str) -> Any:
         from atoll.runtimes.network.trust.roster import line_of

@@ -42,7 +42,7 @@ def stand(parent: str, folder: str, name: str, server: str, roster: str, first: 
     up = PartyTLS(load_key(place / f"{name}.key"), peer_of(server))
     rows = file.texts
     below = Downstream("127.0.0.1:0", ServerTLS(up.member, file), rows, None, first)
-    policy = Policy(allow_plain=True, allow_metrics=True, roster=str(place / "roster"))
+    policy = Policy(allow_plain=True, allow_semi_honest=True, allow_metrics=True, roster=str(place / "roster"))
     why = edge(parent, up, name, policy, place / name, below, server=server, world=World.rehearsed,
                ready=(place / f"{name}.address").write_text)  # fmt: skip
     (place / f"{name}.ended").write_text(why)
@@ -79,7 +79,8 @@ class Levels:
             cast.server = load_key(self.top.folder / f"{name}.key")  # who those below take for their server
             for party in cast.names:
                 mine = self.recipe.replace(" }", f", party = {count} }}")
-                text = f'allow_plain = true\nallow_metrics = true\nroster = "{cast.roster}"\ndata = {mine}\n'
+                allow = "".join(f"allow_{what} = true\n" for what in ("plain", "semi_honest", "metrics"))
+                text = f'{allow}roster = "{cast.roster}"\ndata = {mine}\n'
                 cast.join(said.read_text(), party, text)
                 count += 1
         return self.top.close(400)

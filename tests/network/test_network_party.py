@@ -207,6 +207,41 @@ def test_a_hidden_sum_among_keys_that_nobody_gave_this_party_is_refused(tmp_path
         sit(Policy(roster=str(roster)))
 
 
+def test_batches_are_cut_from_the_parties_that_were_there_when_this_party_agreed(tmp_path: Path) -> None:
+    """A server that comes back with another number for somebody would cut other batches."""
+    from atoll.runtimes.network.messages.envelope import Welcome
+    from atoll.runtimes.network.party.assess import assess
+    from atoll.runtimes.network.party.join import sides_of
+    from atoll.runtimes.network.trust.roster import line_of, new_key, peer_of
+    from atoll.runtimes.network.trust.tls import PartyTLS
+
+    stages = (atoll.Clip(1.0), atoll.Average(), atoll.Ring())
+    job = atoll.Job(JOB.method, atoll.Batches(4, 2), atoll.Channel(stages, atoll.SecureSum()))
+    text = dumps(to_table(job, RECIPE, 0))
+    names = ("ada", "ben", "cleo", "dan")
+    keys = {name: new_key(tmp_path, name) for name in names}
+    roster = tmp_path / "roster"
+    roster.write_text("".join(f"{line_of(key)}\n" for key in keys.values()))
+    policy = Policy(data={**RECIPE, "party": 0}, roster=str(roster), whole_batches=2)
+    session = Session(policy, text, 0, 4, 10)
+    assessed = assess(session, "", "")
+    assert sorted(who for batch in assessed.batches for who in batch) == [0, 1, 2, 3]
+    assert assessed.manifest.batch == 2
+    side, members = PartyTLS(keys["ada"], peer_of(line_of(keys["ben"]))), {name: k for k, name in enumerate(names)}
+
+    def sit(members: dict[str, int]) -> Any:
+        told = Welcome("run", 0, text, bytes(32), {}, members, 10)
+        return sides_of(policy, told, assessed, side, "ada", tmp_path, session)
+
+    for _ in range(2):  # the second time it is as it was
+        assert set(sit(members)) == {"train"}
+    for other in ({**members, "ben": 2, "cleo": 1}, {**members, "eve": 4}, {"ada": 0, "ben": 1, "cleo": 2}):
+        if "eve" in other:
+            roster.write_text(roster.read_text() + f"{line_of(new_key(tmp_path, 'eve'))}\n")
+        with pytest.raises(NotAllowed, match="whole_batches: the parties of this job, or their numbers or keys, are"):
+            sit(other)
+
+
 def test_parties_of_an_edge_have_one_wire_though_their_numbers_do_not_begin_at_0() -> None:
     """Those who took another number of parties for theirs would not agree in what a hidden sum is of."""
     from atoll.runtimes.network.messages.envelope import Welcome

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from atoll.core.question import Exposure
 from atoll.core.wire import Event
-from atoll.runtimes.network.party.policy import BadPolicy, Manifest, NotAllowed, Policy
+from atoll.runtimes.network.party.policy import SERVERS, BadPolicy, Manifest, NotAllowed, Policy
 
 NOON = datetime(2025, 6, 15, 12, 0, tzinfo=UTC)
 LOCAL, DISTRIBUTED, CENTRAL = (Event(where, 1.0) for where in ("local", "distributed", "central"))
 JOB = Manifest(
     server="abc", method="fedavg", model="f00", parameters=100, rounds=10, cohort=8, combine="secure_sum",
-    exposure="masked", noise=(DISTRIBUTED,), epsilon=2.0, up=400, down=600, address="here:7000",
+    exposure="masked", noise=(DISTRIBUTED,), epsilon=2.0, up=400, down=600, address="here:7000", against="malicious",
 )  # fmt: skip
 WHOLE = """
 servers = ["abc", "there:7000"]
@@ -79,7 +79,7 @@ def test_an_empty_file_is_the_default_and_any_is_no_limit() -> None:
         ("most_epsilon_jobs = 3", "most_epsilon_jobs: a policy has no such key; did you mean 'max_epsilon_job'?"),
         ("allow_plan = true", "did you mean 'allow_plain'?"),
         ("name = 'x'", "name: a policy has no such key"),
-        ("zzz = 1", "there are allow_metrics, allow_plain, data, hours"),
+        ("zzz = 1", "there are allow_metrics, allow_plain, allow_semi_honest, allow_sparse, data"),
         ("max_epsilon_job = nan", "max_epsilon_job=nan: a limit is a finite number above 0"),
         ("max_epsilon_job = inf", "max_epsilon_job=inf"),
         ("max_epsilon_job = 0", "max_epsilon_job=0"),
@@ -96,6 +96,8 @@ def test_an_empty_file_is_the_default_and_any_is_no_limit() -> None:
         ("max_memory = true", "max_memory=True"),
         ("min_cohort = 2", "min_cohort=2: a whole number from 3"),
         ("min_cohort = nan", "min_cohort=nan"),
+        ("whole_batches = 1", "whole_batches=1: a whole number from 2"),
+        ("whole_batches = 2.5", "whole_batches=2.5"),
         ("allow_plain = 'no'", "allow_plain='no': true or false"),
         ("allow_plain = 1", "allow_plain=1"),
         ("require = 'secure_sums'", "did you mean 'secure_sum'?"),
@@ -152,7 +154,7 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path
 def test_without_a_file_nothing_leaves_that_the_server_could_read(
     combine: str, exposure: Exposure, noise: tuple[Event, ...], plain: bool
 ) -> None:
-    job = replace(JOB, combine=combine, exposure=exposure, noise=noise, epsilon=None)
+    job = replace(JOB, combine=combine, exposure=exposure, noise=noise, epsilon=None)  # of a lying server
     assert allows(Policy(), job) == (not plain)
     assert allows(Policy(allow_plain=True), job)
     if plain:
@@ -295,6 +297,32 @@ def test_a_window_and_its_other_half_share_no_moment_and_miss_none(a: time, b: t
     assert one.open_at(now) != other.open_at(now)
 
 
+def test_semi_honest_and_sparse_sums_have_words_of_their_own() -> None:
+    for combine, against in (("light_sum", "semi-honest"), ("encrypted_sum", "semi-honest"), ("a_new_sum", "")):
+        job = replace(JOB, combine=combine, against=against, noise=(), epsilon=None)
+        said = refuses(Policy(allow_plain=True, allow_sparse=True), job)
+        assert said.startswith(f"allow_semi_honest: {combine} protects from a semi-honest server only")
+        assert allows(Policy(allow_semi_honest=True), job)
+    sparse = replace(JOB, against="sparse", noise=(), epsilon=None)
+    assert refuses(Policy(allow_semi_honest=True), sparse).startswith("allow_sparse: secure_sum is sparse: a party")
+    assert allows(Policy(allow_sparse=True), sparse)
+    noisy = replace(sparse, noise=(DISTRIBUTED,), epsilon=1.0)
+    assert "no party verifies that enough parties add their shares" in refuses(Policy(allow_sparse=True), noisy)
+    assert allows(Policy(allow_sparse=True, allow_semi_honest=True), noisy)
+    assert allows(Policy(), replace(JOB, against="malicious"))
+    with pytest.raises(ValueError, match="a manifest says one of"):
+        replace(JOB, against="anybody")
+
+
+def test_whole_batches_are_hidden_sums_of_batches_as_large() -> None:
+    policy = Policy(whole_batches=4)
+    assert allows(policy, replace(JOB, batch=4))
+    assert allows(policy, replace(JOB, batch=6))
+    assert 'select = { use = "batches", size = 4 }' in refuses(policy, replace(JOB, batch=3))
+    assert refuses(policy).startswith("whole_batches: ")
+    assert "not hidden" in refuses(policy, replace(JOB, batch=4, exposure="noised", noise=(LOCAL,)))
+
+
 # ---- laws
 
 NAMES = st.lists(st.sampled_from(["abc", "fedavg", "f00", "here:7000", "x"]), max_size=3).map(tuple)
@@ -304,8 +332,11 @@ POLICIES = st.builds(
     methods=st.none() | NAMES,
     models=st.none() | NAMES,
     allow_plain=st.booleans(),
+    allow_semi_honest=st.booleans(),
+    allow_sparse=st.booleans(),
     require=st.lists(st.sampled_from(["secure_sum", "noise"]), unique=True).map(tuple),
     min_cohort=st.integers(3, 12),
+    whole_batches=st.none() | st.integers(2, 5),
     max_epsilon_job=st.none() | st.floats(0.1, 10),
     max_epsilon_month=st.none() | st.floats(0.1, 20),
     max_bytes=st.none() | st.integers(1, 10_000),
@@ -320,6 +351,8 @@ JOBS = st.builds(
     parameters=st.just(1),
     rounds=st.integers(1, 25),
     cohort=st.integers(1, 15),
+    batch=st.integers(0, 6),
+    against=st.sampled_from(SERVERS),
     combine=st.sampled_from(["secure_sum", "light_sum", "sum", "each"]),
     exposure=st.sampled_from(get_args(Exposure)),
     noise=st.lists(st.sampled_from([LOCAL, DISTRIBUTED, CENTRAL]), max_size=2).map(tuple),
@@ -349,9 +382,10 @@ def both(a: Policy, b: Policy) -> Policy:
             for key in (f.name for f in fields(Policy))
             if key[:4] == "max_"
         },
-        allow_plain=a.allow_plain and b.allow_plain,
+        **{key: getattr(a, key) and getattr(b, key) for key in ("allow_plain", "allow_semi_honest", "allow_sparse")},
         require=tuple({*a.require, *b.require}),
         min_cohort=max(a.min_cohort, b.min_cohort),
+        whole_batches=max(a.whole_batches or 0, b.whole_batches or 0) or None,
         hours=a.hours,
     )
 
@@ -384,7 +418,8 @@ def test_every_objection_falls_when_its_key_is_loosened(
     policy: Policy, job: Manifest, now: datetime, spent: float
 ) -> None:
     """The sentence names the key that is in the way: without it, one objection less."""
-    loose = {f.name: f.default for f in fields(Policy)} | {"allow_plain": True, "min_cohort": 3, "require": ()}
+    loose = {f.name: f.default for f in fields(Policy)} | {"min_cohort": 3, "require": ()}
+    loose |= dict.fromkeys(("allow_plain", "allow_semi_honest", "allow_sparse"), True)
     said = [sentence.split(":")[0] for sentence in policy.objections(job, now=now, spent=spent)]
     for key in set(said) - ({"min_cohort"} if job.cohort < 3 else set()):
         after = replace(policy, **{key: loose[key]}).objections(job, now=now, spent=spent)

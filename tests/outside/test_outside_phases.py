@@ -248,8 +248,9 @@ def test_a_policy_judges_the_weakest_phase(outside: dict[str, str]) -> None:
     mixed_is_said(mixed.words)
     light = assessed(outside_text(LIGHT), mine(outside))
     assert light.manifest.combine == "light_sum"
-    assert objections(light) == []
-    (require,) = objections(light, require=("secure_sum",))
+    (semi,) = objections(light)
+    assert semi.startswith("allow_semi_honest: light_sum protects from a semi-honest server only")
+    (require,) = objections(light, allow_semi_honest=True, require=("secure_sum",))
     assert require.startswith("require: light_sum is not")
 
 

@@ -218,8 +218,8 @@ def test_explain_says_who_sees_what_and_what_it_costs(digits: Federated) -> None
     said = atoll.explain(job(*SHARED, combine=atoll.SecureSum(), stop=[atoll.Budget(50.0, 1e-3)]), digits)
     for words in (
         "simulated", "noisy sum of at least 11 vectors", "fewer than a third", "unit: party", "add-or-remove-one",
-        "Poisson, rate 0.5", "delta: 0.001", "at least 10 parties a round must be honest", "noise is simulated",
-        "budget", "modulo 2^32",
+        "Poisson, rate 0.5", "delta: 0.001", "at least 10 parties are in the sum of a round",
+        "assuming at most 0 corrupt", "noise is simulated", "budget", "modulo 2^32",
     ):  # fmt: skip
         assert words in said, words
     assert "multi-round privacy T = 1" in said

@@ -54,6 +54,19 @@ def test_shares_of_noise_are_enough_if_only_the_honest_ones_count() -> None:
     assert np.std(total) == pytest.approx(bound, rel=0.05)
 
 
+def test_corrupt_parties_count_as_survivors_and_not_as_noise() -> None:
+    """Of the 18 that are in a sum at least, 3 leave their noise out: the shares of 15 are enough."""
+    stages = (atoll.Clip(1.0), EXPECTED, atoll.Ring(), atoll.Gaussian(1.0, "distributed", honest=0.6, corrupt=0.12))
+    wire, codec = chain(*stages)(Wire.of(D, N))
+    assert (wire.total.min_cohort, wire.noise[-1].corrupt) == (18, 3)
+    rows = np.zeros((15, D), np.float32)
+    sent, _, _ = codec.encode(rows, {}, EncodeContext(np.ones(15, np.float32), World(0), 0, np.arange(15)))
+    bound = chain(atoll.Clip(1.0), EXPECTED, atoll.Ring())(Wire.of(D, N))[0].l2
+    assert np.std(signed(np.add.reduce(sent, 0, dtype=sent.dtype))) == pytest.approx(bound, rel=0.05)
+    with pytest.raises(ValueError, match="together at most 1"):
+        atoll.Gaussian(1.0, "distributed", honest=0.9, corrupt=0.2)
+
+
 def test_noise_of_the_server_on_an_integer_sum_is_whole() -> None:
     """The server may add its noise to a sum that it got from SecureSum: inside the ring, scaled by the ring's bound."""
     stages = (atoll.Clip(1.0), EXPECTED, atoll.Ring(), atoll.Gaussian(2.0))

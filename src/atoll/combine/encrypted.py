@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal
 
 import numpy as np
 
@@ -71,8 +72,8 @@ class EncryptedSum(Combine):
             )
 
     @property
-    def hidden(self) -> bool:
-        return True
+    def hidden(self) -> Literal["semi-honest"]:
+        return "semi-honest"
 
     def check(self, wire: Wire) -> None:
         check_ring(wire, "EncryptedSum()")
@@ -230,7 +231,7 @@ class EncryptedParty(ClientSide):
 
     def __init__(self, how: EncryptedSum, wire: Wire, setting: Setting, session: PartySession) -> None:
         self._how, self._wire, self._setting, self._session = how, wire, setting, session
-        self._holder = Holder(session.me, session.identity, session.spent)
+        self._holder = Holder(session.me, session.identity, session.spent, session.lists)
 
     def answer(self, step: str, body: Tree, train: Train) -> Tree:
         message, t = protocol.message_of(body), int(body["t"])
@@ -241,7 +242,9 @@ class EncryptedParty(ClientSide):
         question = protocol.question_of(body)
         with holders.doubts():
             sealer = rules.sealer(rules.key_for(self._session.me, message, t, protocol.fingerprint(question)))
+        self._session.lists.among(protocol.sum_key(self._setting, question))
         with closing(sealer):
-            row = protocol.around_zero(np.asarray(train(question)))
+            vector = np.asarray(protocol.vector_of(self._setting, self._session, question, train))
+            self._session.lists.keep(protocol.sum_key(self._setting, question), vector)
             with holders.doubts():
-                return protocol.said(sealer.encrypt(row))
+                return protocol.said(sealer.encrypt(protocol.around_zero(vector)))

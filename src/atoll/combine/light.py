@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
+from typing import Literal
 
 import numpy as np
 
@@ -14,12 +15,13 @@ from atoll.combine.hidden import LEAST, SIMULATED, check_ring, gather_in_clear, 
 from atoll.combine.protocol import FRAME, PartySession, SumExchange
 from atoll.core.effects import Cohort
 from atoll.core.question import Exposure, Layout, Question
-from atoll.core.tree import Array, Tree
+from atoll.core.tree import Tree
 from atoll.core.wire import ClientSide, Combine, Gather, Gathered, Mismatch, Setting, Train, Wire
 from atoll.core.world import World
 from atoll.crypto import field, records
 from atoll.crypto.keys import KEY, NONCE, SIGNATURE, TAG, Abort, Refused, packed, refuse_if
 from atoll.crypto.light import STEPS, Light, LightClient, LightServer
+from atoll.crypto.lists import SumKey
 from atoll.crypto.terms import SESSION, Agreement, Terms, max_bytes
 
 _REVEALS: Mapping[str, Mapping[str, str]] = {
@@ -44,30 +46,34 @@ class LightSum(Combine):
     Reveals: the sum and who took part to the server; nothing of a single vector.
 
     Args:
-        privacy: fraction of the cohort that may collude with the server, above 0. Default 0.5.
-        target: fraction of the cohort that must stay to the end, above `privacy`, at most 1. Default 0.7.
+        privacy: fraction of the cohort that may collude with the server, above 0. Default 0.3.
+        target: fraction of the cohort that must stay to the end, above (1 + `privacy`) / 2 so that no two sums of a
+            round have their own majorities, at most 1. Default 0.7.
 
     Example:
         >>> import atoll
-        >>> atoll.LightSum(privacy=0.3, target=0.6).counts(20)  # parties that may collude, parties that must stay
-        (6, 12)
+        >>> atoll.LightSum(privacy=0.3, target=0.7).counts(20)  # parties that may collude, parties that must stay
+        (6, 14)
     """
 
-    privacy: float = 0.5
+    privacy: float = 0.3
     target: float = 0.7
 
     def __post_init__(self) -> None:
         if not 0 < self.privacy < self.target <= 1:
             raise Mismatch(f"LightSum(privacy={self.privacy}, target={self.target}): fractions, privacy below target")
+        if 2 * self.target <= 1 + self.privacy:
+            raise Mismatch(f"LightSum(privacy={self.privacy}, target={self.target}): parties of two halves could be "
+                           f"told of two sums; take a target above {(1 + self.privacy) / 2:g}")  # fmt: skip
 
     @property
-    def hidden(self) -> bool:
-        return True
+    def hidden(self) -> Literal["semi-honest"]:
+        return "semi-honest"
 
     def counts(self, n: int) -> tuple[int, int]:
-        """How many of n may collude, and how many must stay."""
+        """How many of n may collude (T), and how many must stay (U); 2 U > n + T also where fractions are rounded."""
         privacy = max(floor(self.privacy * n + 1e-9), 1)
-        return privacy, max(floor(self.target * n + 1e-9), privacy + 2)
+        return privacy, max(floor(self.target * n + 1e-9), privacy + 2, (n + privacy) // 2 + 1)
 
     def check(self, wire: Wire) -> None:
         check_ring(wire, "LightSum()")
@@ -170,7 +176,7 @@ class LightParty(ClientSide):
     def __init__(self, how: LightSum, wire: Wire, setting: Setting, session: PartySession) -> None:
         self._how, self._wire, self._setting, self._session = how, wire, setting, session
         self._client: LightClient | None = None
-        self._vector: Array = np.zeros(0)
+        self._vector, self._key = np.zeros(0, np.uint32), SumKey(b"", "", 0, b"")
 
     def answer(self, step: str, body: Tree, train: Train) -> Tree:
         message = protocol.message_of(body)
@@ -179,7 +185,9 @@ class LightParty(ClientSide):
             return protocol.said(self._begin(message, protocol.question_of(body), train))
         if self._client is None:
             raise Abort("this party has no keys of this round, or was started again: it is back in the next")
-        return protocol.said(self._client.answer(step, message, self._vector))
+        if step == "upload":
+            self._session.lists.keep(self._key, self._vector)
+        return protocol.said(self._client.answer(step, message, field.from_signed(protocol.around_zero(self._vector))))
 
     def _begin(self, message: bytes, question: Tree, train: Train) -> bytes:
         """Hold the terms against what this party knows, then train."""
@@ -189,9 +197,20 @@ class LightParty(ClientSide):
             terms = records.decode(Terms, message, max_bytes(len(mine.members)))
             mine.check(terms, int(question["t"]))
             mine.check_asked(terms, me.me, protocol.fingerprint(question))
-            client = LightClient(self._how.about(self._wire, mine, terms), me.me, me.identity)
+            key, about = mine.key(terms), self._how.about(self._wire, mine, terms)
+            few = about.target < mine.min_cohort
+            refuse_if(few, f"a sum of {about.target} vectors may be opened: {mine.min_cohort} are the least", Abort)
+            away = set(me.lists.among(key)) - set(terms.cohort)
+            refuse_if(bool(away), "this party has signed other survivors of a sum of this model: with "
+                      f"{sorted(away)[:5]}, who are not asked now", Abort)  # fmt: skip
+
+            def sign(among: Sequence[int]) -> None:
+                mine.check_survivors(among)
+                me.lists.sign(key, tuple(sorted(among)))
+
+            client = LightClient(about, me.me, me.identity, sign)
         except Refused as fault:
             raise Abort(str(fault)) from None
-        self._vector = field.from_signed(protocol.around_zero(train(question)))
-        self._client = client
+        self._vector = protocol.vector_of(self._setting, me, question, train)
+        self._client, self._key = client, key
         return client.advertise()

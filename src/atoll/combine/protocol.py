@@ -16,8 +16,9 @@ import numpy as np
 from atoll.combine.hidden import LEAST
 from atoll.core.effects import Replies, ask, note
 from atoll.core.tree import Array, Tree, leaves
-from atoll.core.wire import Gathered, Setting, Wire
+from atoll.core.wire import Gathered, Setting, Train, Wire
 from atoll.crypto.keys import Abort, Identity, Refused, packed, refuse_if
+from atoll.crypto.lists import SignedLists, SumKey
 from atoll.crypto.secagg import SpentRecord
 from atoll.crypto.terms import Agreement
 
@@ -34,6 +35,8 @@ class PartySession(NamedTuple):
         rounds: round numbers stay below this.
         spent: where it notes what it has done, so that it does nothing twice; it must outlive the process unless all
             parties live in one.
+        lists: where it notes whose sums it has signed, and what it gave; it must outlive the process likewise.
+        batches: a sum has all parties of a batch or none, by its policy.
     """
 
     me: int
@@ -41,6 +44,8 @@ class PartySession(NamedTuple):
     min_cohort: int
     rounds: int
     spent: SpentRecord
+    lists: SignedLists
+    batches: tuple[tuple[int, ...], ...] = ()
 
 
 def agreed(
@@ -63,8 +68,11 @@ def agreed(
     known = session is None or (mine is not None and mine.key == session.identity.public)
     refuse_if(not known, "this party's roster has another key for it than its own, or none: mend its line", Abort)
     always = tuple(sorted(members)[:holders])
-    rounds = 2**32 if session is None else session.rounds
-    return Agreement(setting.agreement, setting.phase, protocol, _vector(wire), members, always, min_cohort, rounds)
+    rounds, batches = (2**32, ()) if session is None else (session.rounds, session.batches)
+    return Agreement(
+        setting.agreement, setting.phase, protocol, _vector(wire), members, always, min_cohort, rounds, batches,
+        wire.total.min_cohort,
+    )  # fmt: skip
 
 
 def _vector(wire: Wire) -> bytes:
@@ -76,15 +84,29 @@ def _vector(wire: Wire) -> bytes:
 
 
 def fingerprint(question: Tree) -> bytes:
-    """Hash what parties were given: those given different models must not add up."""
+    """Hash what parties were given: those given different models must not add up.
+
+    The round is not in it, which terms say apart: one model in two rounds is one model.
+    """
     digest = sha256()
-    for path, leaf in leaves(question):
+    for path, leaf in leaves({name: part for name, part in question.items() if name != "t"}):
         array = np.asarray("" if leaf is None else leaf, order="C")
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         kind = "none" if leaf is None else array.dtype.str
         digest.update(packed(path, kind, packed(*array.shape)))
         digest.update(array.tobytes())
     return digest.digest()
+
+
+def sum_key(setting: Setting, question: Tree) -> SumKey:
+    """Name the sum that a question asks for, whichever session asks."""
+    return SumKey(setting.agreement, setting.phase, int(question["t"]), fingerprint(question))
+
+
+def vector_of(setting: Setting, session: PartySession, question: Tree, train: Train) -> Array:
+    """Return the vector that this party gave to a sum of this question before; train where there is none."""
+    before = session.lists.vector(sum_key(setting, question))
+    return train(question) if before is None else before
 
 
 class ServerSide(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
+from typing import Literal
 
 import numpy as np
 
@@ -74,8 +75,8 @@ class SecureSum(Combine):
             )
 
     @property
-    def hidden(self) -> bool:
-        return True
+    def hidden(self) -> Literal["sparse", "malicious"]:
+        return "sparse" if self.sparse else "malicious"
 
     def check(self, wire: Wire) -> None:
         check_ring(wire, "SecureSum()", self.min_parties)
@@ -148,10 +149,10 @@ class SecureSum(Combine):
         """Put together what a party brings to one sum, and insists on, whatever the server says."""
         mine = self.agreed(wire, setting, session)
         policy = SecurePolicy(
-            mine.min_cohort, wire.row.size, _width(wire), bits_of(wire), wire.total.min_cohort, self._fraction,
+            mine.min_cohort, wire.row.size, _width(wire), bits_of(wire), self._fraction,
             Sparse() if self.sparse else None,
         )  # fmt: skip
-        return Participant(session.me, session.identity, mine, policy, session.spent)
+        return Participant(session.me, session.identity, mine, policy, session.spent, session.lists)
 
     def needed(self, n: int) -> int:
         """How many of n must answer. A sparse graph needs one party more than each has neighbours, and itself."""
@@ -206,7 +207,7 @@ class SecureParty(ClientSide):
         except Refused as fault:
             raise Abort(str(fault)) from None
         advert = client.advertise(message, t=int(question["t"]), model=protocol.fingerprint(question))
-        self._vector = train(question)
+        self._vector = protocol.vector_of(self._setting, self._session, question, train)
         self._client = client
         return advert
 

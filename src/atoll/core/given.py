@@ -123,8 +123,7 @@ def _takes(option: object, value: object) -> bool:
     if option in _WORDS:
         return isinstance(value, _WORDS[option][0]) and (option is bool or not isinstance(value, bool))
     if _is_part(option):
-        single = isinstance(value, (*_SINGLE, type))
-        return not single and (is_dataclass(option) or _plays(value, option))
+        return not isinstance(value, (*_SINGLE, type)) and (is_dataclass(option) or _plays(value, option))
     return not (isclass(get_origin(option)) and isinstance(value, _SINGLE))
 
 

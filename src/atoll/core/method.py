@@ -331,8 +331,7 @@ class History:
 
     def best(self, metric: str) -> tuple[int, float] | None:
         """Return (round, value) of the best value so far."""
-        sign = self.sign(metric)
-        return max(self.curves.get(metric, ()), key=lambda point: sign * point[1], default=None)
+        return max(self.curves.get(metric, ()), key=lambda point: self.sign(metric) * point[1], default=None)
 
 
 class Pick(NamedTuple):
@@ -371,6 +370,10 @@ class Select(Part, Protocol):
 
     def sampling(self, parties: int) -> Sampling:
         return Sampling()
+
+    def batches(self, parties: int, world: World) -> Array | None:
+        """Return the batches that cohorts are made of, a row of parties each; None where they are not."""
+        return None
 
     @property
     def exact(self) -> bool:

@@ -23,12 +23,14 @@ from atoll.core.world import World
 @dataclass(frozen=True)
 class Event:
     """One addition of noise: "local" or "distributed" (by parties, each enough, or all together), "central" or "tree"
-    (by the server, the latter spread over `every` rounds); `multiplier` is its scale over the bound of one vector.
+    (by the server, the latter spread over `every` rounds); `multiplier` is its scale over the bound of one vector. Of a
+    sum with distributed noise at most `corrupt` parties are assumed to leave their shares out.
     """
 
     where: Literal["local", "distributed", "central", "tree"]
     multiplier: float
     every: int = 0
+    corrupt: int = 0
 
 
 @dataclass(frozen=True)
@@ -313,9 +315,9 @@ class Combine(Part, Protocol):
         return False
 
     @property
-    def hidden(self) -> bool:
-        """Whether the server reads the sum only."""
-        return False
+    def hidden(self) -> Literal["", "semi-honest", "sparse", "malicious"]:
+        """Which server reads the sum only, the strongest last; "": no server does."""
+        return ""
 
     @property
     def staleness(self) -> int | None:

@@ -34,6 +34,7 @@ from atoll.crypto.keys import (
     seal,
     verify,
 )  # fmt: skip
+from atoll.crypto.lists import SignedLists
 from atoll.crypto.records import AnyMessage, Id, Key, Message, Signature, decode, encode
 from atoll.crypto.secagg.policy import SpentRecord
 from atoll.crypto.terms import Agreement, Terms
@@ -170,8 +171,8 @@ class _KeyRound:
 class Holder:
     """One holder, round after round: it has the key, or the share, of the present round only."""
 
-    def __init__(self, me: int, identity: Identity, spent: SpentRecord) -> None:
-        self._me, self._identity, self._spent = me, identity, spent
+    def __init__(self, me: int, identity: Identity, spent: SpentRecord, lists: SignedLists) -> None:
+        self._me, self._identity, self._spent, self._lists = me, identity, spent, lists
         self._round: _KeyRound | None = None
 
     def __repr__(self) -> str:
@@ -228,6 +229,7 @@ class Holder:
             opener = now.opener or self._share(rules, now, said)
             refuse_if(opener.public != said.key.public, "a share of another key than the one that was signed", Abort)
             # Before the sum exists outside: a crash in between costs the round.
+            self._lists.sign(rules.agreed.key(now.terms), tuple(said.among))
             self._spent.spend(now.terms.session, t, 0)
             return opener.open(said.total, len(said.among))
         finally:
@@ -244,14 +246,14 @@ class Holder:
         refuse_if(t <= opened, f"round {t + 1}: its sum, or a later one, was already opened once", Abort)
 
     def _check(self, rules: KeyRules, now: _KeyRound, said: SumToOpen, t: int) -> None:
-        among, least = set(said.among), rules.agreed.min_cohort
+        among = set(said.among)
         rules.agreed.check(said.key.terms, t)
         other = said.key.terms != now.terms or (now.key is not None and said.key != now.key)
         refuse_if(other, "a sum under another key than the one of this round", Abort)
         rules.check_key(said.key)
         refuse_if(sorted(among) != said.among, "the sum names a party twice, or not in order", Abort)
         refuse_if(not among <= set(now.terms.cohort), "the sum names parties that were not asked", Abort)
-        refuse_if(len(among) < least, f"a sum of {len(among)} vectors: {least} are the least", Abort)
+        rules.agreed.check_survivors(said.among)
 
     def _share(self, rules: KeyRules, now: _KeyRound, said: SumToOpen) -> Opener:
         """Open the box with one's share of the key."""

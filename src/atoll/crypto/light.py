@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -122,11 +122,16 @@ def _advertised_key(light: Light, who: int, advert: bytes) -> bytes:
 
 
 class LightClient:
-    """One user in one round. Each step is taken once and in order; after an `Abort` nothing more is answered."""
+    """One user in one round. Each step is taken once and in order; after an `Abort` nothing more is answered.
 
-    def __init__(self, light: Light, me: int, identity: Identity) -> None:
+    `sign` refuses survivors that this user helps to unmask in no round, and notes the others before it does.
+    """
+
+    def __init__(
+        self, light: Light, me: int, identity: Identity, sign: Callable[[Sequence[int]], None] = lambda _: None
+    ) -> None:
         refuse_if(light.roster.get(me) != identity.public, f"party {me}: the roster has another key for it")
-        self.light, self.me = light, me
+        self.light, self.me, self._sign = light, me, sign
         self._due = STEPS[0]
         self._identity, self._pair = identity, Pair.new()
         self._mask_key = _mask_key(light, secrets.token_bytes(KEY), me)
@@ -208,6 +213,7 @@ class LightClient:
             refuse_if(self.me not in names, "a list of survivors without me: the session is over", Abort)
             least = self.light.target
             refuse_if(len(names) < least, f"{len(names)} survivors: no sum of fewer than {least} is unmasked", Abort)
+            self._sign(names)
             return gf.to_bytes(gf.add_up([self._shares[i] for i in names]))
 
     def _seal(self, j: int, share: Elements) -> bytes:

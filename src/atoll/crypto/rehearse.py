@@ -17,6 +17,7 @@ from atoll.crypto import field, light, secagg
 from atoll.crypto.graph import Sparse, secure_threshold
 from atoll.crypto.keys import KEY, Identity, refuse_if
 from atoll.crypto.light import Light, LightClient, LightServer
+from atoll.crypto.lists import SignedLists
 from atoll.crypto.mask import Integers
 from atoll.crypto.secagg import Participant, SecureClient, SecurePlan, SecurePolicy, SecureServer, SpentHere
 from atoll.crypto.terms import SESSION, Agreement
@@ -93,7 +94,9 @@ def rehearse_secure(
     terms = agreed.terms(secrets.token_bytes(SESSION), 0, sorted(names), MODEL)
     plan = SecurePlan(terms, threshold, neighbours or 0, width, bits or width, d)
     policy = SecurePolicy(n_min=3, size=d, width=width, bits=plan.bits, sparse=sparse)
-    clients = {who: SecureClient(Participant(who, keys[who], agreed, policy, SpentHere())) for who in names}
+    clients = {
+        who: SecureClient(Participant(who, keys[who], agreed, policy, SpentHere(), SignedLists())) for who in names
+    }
 
     def answers(who: int, x: Integers) -> StepAnswer:
         def answer(step: str, message: bytes) -> bytes:

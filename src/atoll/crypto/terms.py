@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from atoll.core.wire import Member
 from atoll.crypto.keys import Abort, packed, refuse_if
+from atoll.crypto.lists import SumKey
 from atoll.crypto.records import Digest, Id, Message
 
 PROTOCOL = "atoll/terms/1"
@@ -31,7 +32,7 @@ class Terms(Message, frozen=True, tag="terms"):
     session: Annotated[bytes, Meta(min_length=SESSION, max_length=SESSION)]
     t: Id
     cohort: tuple[Id, ...]  # who is asked for a vector, ascending
-    model: Digest  # of the question that they get
+    model: Digest  # of the question that they get, but for its round
     context: Digest  # of all that they must agree in
 
     @property
@@ -80,8 +81,10 @@ class Agreement:
         vector: form and bounds of a vector, packed.
         members: who may come, by number; a party reads them from its own roster.
         always: who has a part in every sum, asked for a vector or not.
-        min_cohort: fewer parties than this are not asked for a sum, by one's own policy.
+        min_cohort: fewer parties than this are neither asked for a sum nor in it, by one's own policy.
         rounds: round numbers stay below this, by one's own policy.
+        batches: a sum has all parties of a batch or none, by one's own policy.
+        floor: a sum has so many vectors at least, by the job: their noise together is enough, or the cohort is whole.
     """
 
     agreement: bytes
@@ -92,6 +95,8 @@ class Agreement:
     always: tuple[int, ...] = ()
     min_cohort: int = 3
     rounds: int = 2**32
+    batches: tuple[tuple[int, ...], ...] = ()
+    floor: int = 0
 
     def __post_init__(self) -> None:
         keys = {member.key for member in self.members.values()}
@@ -125,6 +130,19 @@ class Agreement:
         other = terms.context != self.context(terms.cohort)
         refuse_if(other, "the sum is of another job, vector or cohort than this party's: names, keys, or what the job "
                   "says differ", Abort)  # fmt: skip
+
+    def key(self, terms: Terms) -> SumKey:
+        """Name the sum, whichever session it is asked in."""
+        return SumKey(self.agreement, self.phase, terms.t, terms.model)
+
+    def check_survivors(self, among: Sequence[int]) -> None:
+        """Refuse to open a sum of too few vectors, or of a part of a batch."""
+        few = len(among) < self.min_cohort
+        refuse_if(few, f"a sum of {len(among)} vectors: {self.min_cohort} are the least", Abort)
+        short = len(among) < self.floor
+        refuse_if(short, f"a sum of {len(among)} vectors: the job has {self.floor} or none", Abort)
+        cut = next((batch for batch in self.batches if 0 < len(set(batch) & set(among)) < len(batch)), ())
+        refuse_if(bool(cut), f"the sum has some of the batch {cut} and not all: whole_batches forbids it", Abort)
 
     def check_asked(self, terms: Terms, me: int, model: bytes) -> None:
         """Refuse to give a vector to a sum that does not name this party, or for another question than came."""

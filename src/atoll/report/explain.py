@@ -220,9 +220,10 @@ def _privacy(a: Assembled, data: Federated) -> tuple[str, list[str]]:
         lines.append("as the method runs it decides how often a round asks: no epsilon of all rounds is known before")
 
     def opened(exchange: Exchange) -> list[str]:
-        least = exchange.wire.total.min_cohort
-        needed = f"at least {least:,} parties a round must be honest and answer; else nothing is opened"
-        return [needed] if least else []
+        wire, least = exchange.wire, exchange.wire.total.min_cohort
+        needed = f"at least {least:,} parties are in the sum of a round; else nothing is opened"
+        assumed = f", assuming at most {sum(event.corrupt for event in wire.noise):,} corrupt"
+        return [f"{needed}{assumed if wire.noised('distributed') else ''}"] if least else []
 
     return "differential privacy", [*lines, *_each(a, opened), _NOISE[a.program.world.secret]]
 

@@ -23,6 +23,7 @@ from atoll.core.tree import Array, Tree
 from atoll.core.wire import ClientSide, Member, Mismatch
 from atoll.core.world import World
 from atoll.crypto.keys import Identity
+from atoll.crypto.lists import SignedLists
 from atoll.crypto.secagg.policy import SpentHere
 from atoll.data.federated import Federated
 from atoll.job.assemble import Assembled, Dropouts, agreement_of, assemble
@@ -348,7 +349,7 @@ class Peers:
         """Return how to make a party's side of a phase's conversation."""
 
         def side(phase: str, party: int) -> ClientSide:
-            session = PartySession(party, self._identities[party], LEAST, 2**31, SpentHere())
+            session = PartySession(party, self._identities[party], LEAST, 2**31, SpentHere(), SignedLists())
             exchange = made.program.conversations[phase]
             found = exchange.combine.client(exchange.wire, exchange.setting, session)
             if found is None:

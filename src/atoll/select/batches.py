@@ -88,8 +88,10 @@ class Batches(Select):
 
     def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
         _fits(len(population.sizes), self.number, self.size)
-        batches = _cut(len(population.sizes), self.size, world if self.order == "shuffled" else None)
-        return _whole(batches, self.number, t, population, memory, world)
+        return _whole(self.batches(len(population.sizes), world), self.number, t, population, memory, world)
+
+    def batches(self, parties: int, world: World) -> Array:
+        return _cut(parties, self.size, world if self.order == "shuffled" else None)
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,10 @@ class Partition(Select):
 
     def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
         _fits(len(population.sizes), self.number, self.number)
-        return _whole(_cut(len(population.sizes), self.number, world), self.number, t, population, memory, world)
+        return _whole(self.batches(len(population.sizes), world), self.number, t, population, memory, world)
+
+    def batches(self, parties: int, world: World) -> Array:
+        return _cut(parties, self.number, world)
 
 
 @dataclass(frozen=True)

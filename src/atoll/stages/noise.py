@@ -33,6 +33,8 @@ class Gaussian(Stage):
             vector. "distributed": each party adds a part of it inside the ring, and only the noisy sum is visible.
         honest: for "distributed", the fraction of the cohort that must be honest and answer for the noise to be
             sufficient, above 0 and at most 1. Default 2/3.
+        corrupt: for "distributed", the fraction of the cohort that is assumed to be corrupt: it answers and leaves its
+            noise out. So many more must answer. From 0, with `honest` at most 1. Default 0.
 
     Example:
         >>> import atoll
@@ -45,6 +47,7 @@ class Gaussian(Stage):
     multiplier: float = 1.0
     where: Literal["central", "local", "distributed"] = "central"
     honest: float = 2 / 3
+    corrupt: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.multiplier > 0:
@@ -53,6 +56,9 @@ class Gaussian(Stage):
             raise Mismatch(f"Gaussian(where={self.where!r}): noise is added 'central', 'local' or 'distributed'")
         if not 0 < self.honest <= 1:
             raise Mismatch(f"Gaussian(honest={self.honest}): a fraction of the parties, above 0 and at most 1")
+        if not 0 <= self.corrupt <= 1 - self.honest + 1e-9:
+            raise Mismatch(f"Gaussian(honest={self.honest}, corrupt={self.corrupt}): fractions from 0, together at "
+                           "most 1")  # fmt: skip
 
     def __call__(self, wire: Wire) -> tuple[Wire, Codec]:
         sigma = self.multiplier * _bound(wire, "Gaussian()")
@@ -85,19 +91,21 @@ class Gaussian(Stage):
     def _distributed(self, wire: Wire, sigma: float, event: Event) -> tuple[Wire, Codec]:
         if wire.ring is None:
             raise Mismatch("distributed noise is added inside a ring: put Ring() before Gaussian(where='distributed')")
-        least = ceil(self.honest * wire.total.cohort)
-        mine = sigma / sqrt(least)
+        # Of the m that are in a sum at least, f are corrupt: each share has variance σ²/(m − f).
+        honest, corrupt = ceil(self.honest * wire.total.cohort), floor(self.corrupt * wire.total.cohort + 1e-9)
+        least = honest + corrupt
+        mine = sigma / sqrt(honest)
         if mine < 2:  # below, a sum of discrete Gaussians is measurably not one
             raise Mismatch(
                 f"each party's share of noise is {mine:.2g} steps of the ring, 2 are needed: raise Ring(bits=…)"
             )
-        wire = _room_for(wire, sigma * sqrt(wire.total.max_cohort / least), mine)
+        wire = _room_for(wire, sigma * sqrt(wire.total.max_cohort / honest), mine)
 
         def decode(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
             return Coded(x, memory, _share_of_noise(x, mine * sqrt(context.n)))
 
         total = replace(wire.total, min_cohort=max(wire.total.min_cohort, least))
-        after = replace(wire, l2=None, noise=(*wire.noise, event), total=total)
+        after = replace(wire, l2=None, noise=(*wire.noise, replace(event, corrupt=corrupt)), total=total)
         return after, Codec(_adder(mine, "distributed noise"), decode)
 
 

@@ -180,8 +180,10 @@ def sent_twice(federation: Cluster, what: str) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("step", ["masked", "unmask"])
-@pytest.mark.parametrize("gone", [False, True], ids=["all come back", "one is gone"])
+@pytest.mark.parametrize(
+    ("step", "gone"), [("masked", False), ("masked", True), ("unmask", False)],
+    ids=["all come back", "one is gone", "all come back after the sum"],
+)  # fmt: skip
 def test_a_secure_sum_cut_short_has_other_masks(cluster: Callable[..., Cluster], step: str, gone: bool) -> None:
     text = job(4, parties=4) + SECURE
     federation = cluster(text, parties=4)
@@ -198,6 +200,22 @@ def test_a_secure_sum_cut_short_has_other_masks(cluster: Callable[..., Cluster],
         assert len(list((federation.folder / f"party-{k}" / "spent").glob("*.spent"))) == 2  # sessions
     if not gone:
         assert federation.model() == undisturbed(text, 4, SEEDED)  # whichever the masks were, they are gone
+
+
+def test_a_server_killed_after_the_list_was_signed_gets_no_sum_of_others(cluster: Callable[..., Cluster]) -> None:
+    """It may have opened the sum of four before it was killed; the sum of three would tell the fourth's vector."""
+    federation = cluster(job(2, parties=4) + SECURE, parties=4)
+    interrupted(federation, "ask", 'said.what == "train/secure.unmask" and said.body["t"] == 0')
+    federation.processes[-1].kill()
+    federation.processes[-1].wait(10)
+    federation.ends(federation.serve("--parties", "3"))
+    answered = [(fact["round"], fact["answered"]) for fact in federation.facts("round")]
+    assert answered == [(1, 0), (2, 0)]  # the model of round 2 is still that of round 1
+    for k in range(3):
+        lines = map(json.loads, (federation.folder / f"party-{k}" / "audit.jsonl").read_text().splitlines())
+        asked = [line["asked"] for line in lines if line["what"] == "left"]
+        assert asked.count("train/secure.consistent") == 1
+    assert "nothing was opened" in federation.facts("round")[0]["aborted"]
 
 
 @pytest.mark.nightly

@@ -141,7 +141,8 @@ class SecureClient:
     def advertise(self, plan: bytes, *, t: int, model: bytes) -> bytes:
         """Message 0: hold the plan against what this party agreed to, its policy and the model at hand; make keys.
 
-        `t` is the round and `model` the hash of the question that came with the plan.
+        `t` is the round and `model` the hash of the question that came with the plan. Who has signed survivors of a
+        sum of this model before says which: it signs no others.
         """
         with self._at("advertise"):
             me = self.party
@@ -151,12 +152,13 @@ class SecureClient:
             me.policy.check_plan(proposed)
             spent = me.spent.last(proposed.terms.session)[0]
             refuse_if(t <= spent, f"round {t}: round {spent} was already spent", Abort)
+            among = me.lists.among(me.agreed.key(proposed.terms))
             c, s, seed = Pair.new(), Pair.new(), secrets.token_bytes(KEY)
             promise = commit(proposed, me.id, seed)
             signature = me.identity.sign(advert_statement(proposed, me.id, c.public, s.public, promise))
             mine = Advert(me.id, c.public, s.public, promise, signature)
             self._memory = RoundState("share", proposed, c.secret, s.secret, seed, [mine])
-            return encode(mine)
+            return encode(msgspec.structs.replace(mine, among=among))
 
     def share(self, bundle: bytes) -> bytes:
         """Message 1: check everybody's keys; deal shares of the mask key and of the seed."""
@@ -216,6 +218,7 @@ class SecureClient:
                     add_mask(y, key, sign=1 if me.id < j else -1)
             add_mask(y, mask_key(plan, memory.seed, me.id, me.id))
             self.expansions = len(set(shares) | {me.id})
+            me.lists.keep(me.agreed.key(plan.terms), x)
             self._spend(plan)
             self._memory = msgspec.structs.replace(memory, state="consistent", shares=shares, s=b"", seed=b"")
             return encode(Masked(pack(y, plan.bits)))
@@ -244,10 +247,12 @@ class SecureClient:
             dead = dead & set(memory.holders) if plan.neighbours else dead
             unknown = set(ids) - ({a.id for a in memory.adverts} - dead)
             refuse_if(bool(unknown), f"survivors {sorted(unknown)[:5]} never dealt shares", Abort)
-            least = max(me.policy.least(len(memory.adverts)), me.policy.noise_floor)
+            least = me.policy.least(len(memory.adverts))
             least = least if plan.neighbours else max(least, plan.threshold)
             refuse_if(len(ids) < least, f"{len(ids)} survivors: {least} are needed", Abort)
+            me.agreed.check_survivors(ids)
             said = survivors_statement(plan, adverts_digest(memory.adverts), ids)
+            me.lists.sign(me.agreed.key(plan.terms), tuple(ids))
             self._spend(plan)
             self._memory = msgspec.structs.replace(memory, state="unmask", survivors=ids, c=b"")
             return encode(Signed(me.identity.sign(said)))

@@ -51,6 +51,7 @@ class Advert(Message, frozen=True, tag="advert"):
     s: Key  # makes masks
     commitment: Key
     signature: Signature
+    among: tuple[Id, ...] = ()  # for the server: whom alone it signs for, since it did before
 
 
 class Bundle(Message, frozen=True, tag="bundle"):
@@ -95,7 +96,7 @@ class Opened(Message, frozen=True, tag="opened"):
     shares: list[tuple[Id, Share]]
 
 
-ROOM = {Advert: 0, Bundle: 192, Boxes: BOX + 16, Survivors: 8, Signed: 0, Signatures: 80, Opened: 48}  # for each party
+ROOM = {Advert: 8, Bundle: 192, Boxes: BOX + 16, Survivors: 8, Signed: 0, Signatures: 80, Opened: 48}  # for each party
 
 
 def limit(kind: type[Message], parties: int, plan: SecurePlan | None) -> int:

@@ -11,6 +11,7 @@ from typing import Protocol
 from atoll.core.disk import replace_file
 from atoll.crypto.graph import Sparse, secure_threshold
 from atoll.crypto.keys import Abort, Identity, refuse_if
+from atoll.crypto.lists import SignedLists
 from atoll.crypto.secagg.messages import SecurePlan
 from atoll.crypto.terms import Agreement
 
@@ -29,7 +30,6 @@ class SecurePolicy:
     size: int  # numbers in the vector
     width: int = 32
     bits: int = 32
-    noise_floor: int = 0  # survivors whose noise together is enough
     fraction: Fraction = Fraction(2, 3)
     sparse: Sparse | None = None  # None: only the complete graph
 
@@ -50,8 +50,6 @@ class SecurePolicy:
         refuse_if(plan.size != self.size, f"the plan has size {plan.size}: the policy has {self.size}", Abort)
         refuse_if(plan.bits != self.bits, f"the plan sends {plan.bits} bits: the policy has {self.bits}", Abort)
         refuse_if(plan.neighbours > 0 and self.sparse is None, "the plan is sparse: the policy is not", Abort)
-        few = plan.neighbours == 0 and plan.threshold < self.noise_floor
-        refuse_if(few, f"threshold={plan.threshold}: a party's noise is a share of what {self.noise_floor} add", Abort)
 
     def check_cohort(self, plan: SecurePlan, n: int) -> None:
         """What is wrong with a plan for this many parties."""
@@ -127,6 +125,7 @@ class Participant:
     agreed: Agreement = field(repr=False)  # with a roster from a source the server does not run
     policy: SecurePolicy
     spent: SpentRecord = field(repr=False)
+    lists: SignedLists = field(repr=False)
 
     def __post_init__(self) -> None:
         mine = self.agreed.roster.get(self.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from atoll.crypto import graph, shamir
@@ -90,11 +91,19 @@ class SecureServer:
         self._adverts[sender] = advert
 
     def _bundle(self) -> dict[int, Message]:
-        ids = self._enough(sorted(self._adverts))
-        adverts = [self._adverts[who] for who in ids]
+        ids = self._enough(self._able())
+        adverts = [msgspec.structs.replace(self._adverts[who], among=()) for who in ids]
         self._digest, k = adverts_digest(adverts), self.plan.neighbours
         self._near = graph.harary(ids, k, self._digest) if k else graph.complete(ids)
         return dict.fromkeys(ids, Bundle(adverts))
+
+    def _able(self) -> list[int]:
+        """Name the most parties that can sign one list: who is free to, or all of a list that some have signed."""
+        said = {who: advert.among for who, advert in self._adverts.items()}
+        free = tuple(who for who, among in said.items() if not among)
+        whole = [among for among in set(said.values()) if all(said.get(who) in ((), among) for who in among)]
+        most = max([free, *whole], key=len)
+        return sorted(most)
 
     def _deal(self, sender: int, data: bytes) -> None:
         boxes = decode(Boxes, data, len(self._roster)).boxes

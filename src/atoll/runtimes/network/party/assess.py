@@ -25,7 +25,7 @@ from atoll.job.file import parse
 from atoll.programs.federate import Federate
 from atoll.report.explain import explain
 from atoll.runtimes.local.worker import Worker
-from atoll.runtimes.network.party.policy import Manifest
+from atoll.runtimes.network.party.policy import SERVERS, Manifest
 from atoll.runtimes.network.party.session import Assessment, Session
 from atoll.runtimes.network.server.serve import remote
 
@@ -110,15 +110,17 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     start = job.method.init(program.world, Population(program.sizes))
     down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(job.method.broadcast(start))) * len(program.exchanges)
     combine, exposure = _weakest(program, questions)
+    cut = job.select.batches(len(everybody), program.world)
+    batches = () if cut is None else tuple(tuple(map(int, row)) for row in cut)
     manifest = Manifest(
         server=server, method=name_of(job.method), model=_model(schemas),
         parameters=max(schema.size for schema in schemas), rounds=job.rounds, cohort=made.wire.total.cohort,
-        combine=combine, exposure=exposure, noise=_least_noise(program),
+        combine=combine, exposure=exposure, against=_weakest_server(program), noise=_least_noise(program),
         epsilon=spent[(fixed or answers) - 1] if spent else None, length=_longest(program, session.policy.max_norm),
         up=sum(exchange.up for exchange in program.exchanges.values()),
         down=down,
         metrics=tuple(program.evaluation.better) if told and program.evaluation else (), address=address,
-        asks=fixed or answers, fixed=bool(fixed),
+        asks=fixed or answers, fixed=bool(fixed), batch=min(map(len, batches), default=0),
     )  # fmt: skip
     conversations = {
         phase: (exchange.combine, exchange.wire)
@@ -128,7 +130,7 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     words = explain(job, everybody, seed, world=program.world, own=True)
     return Assessment(
         manifest, f"{words}\n\nin a policy\n  this model is {manifest.model}", questions, spent, conversations, answers,
-        len(job.method.cycle),
+        batches, len(job.method.cycle),
     )  # fmt: skip
 
 
@@ -140,6 +142,11 @@ def _weakest(program: Federate, questions: Mapping[str, Question]) -> tuple[str,
         mine = [one.exposure for name, one in questions.items() if one.contributes and name.startswith(f"{phase}/")]
         found.append((name_of(exchange.combine), max(mine, key=order)))
     return max(found, key=lambda one: (order(one[1]), one[0] != "secure_sum"))
+
+
+def _weakest_server(program: Federate) -> str:
+    """Return the weakest server that the sums of a phase protect from."""
+    return min((exchange.combine.hidden for exchange in program.exchanges.values()), key=SERVERS.index)
 
 
 def _least_noise(program: Federate) -> tuple[Event, ...]:

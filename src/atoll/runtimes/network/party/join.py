@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
+from atoll.core.disk import replace_file
 from atoll.core.errors import AtollError
 from atoll.core.question import Fault, Question
 from atoll.core.tree import Array, Tree, nest
@@ -225,6 +226,7 @@ def sides_of(
     if not assessed.conversations:
         return {}
     from atoll.combine.protocol import PartySession
+    from atoll.crypto.lists import SignedLists
     from atoll.crypto.secagg.policy import Spent
 
     identity, known = own_roster(
@@ -234,8 +236,13 @@ def sides_of(
     members = {number: Member(who, known[who]) for who, number in welcome.members.items() if who in known}
     if members.get(welcome.number) != Member(name, identity.public):
         raise NotAllowed(f"the server calls {name} number {welcome.number} and says that this is somebody else's")
-    (folder / "spent").mkdir(exist_ok=True)
-    mine = PartySession(welcome.number, identity, policy.min_cohort, 2**31, Spent(folder / "spent"))
+    spent, sums = folder / "spent", folder / "sums"
+    for one in (spent, sums):
+        one.mkdir(exist_ok=True, mode=0o700)
+    batches = () if policy.whole_batches is None else assessed.batches
+    if batches:
+        freeze(sums / f"{welcome.manifest.hex()}.members", members, policy)
+    mine = PartySession(welcome.number, identity, policy.min_cohort, 2**31, Spent(spent), SignedLists(sums), batches)
     found = {}
     for phase, (combine, wire) in assessed.conversations.items():
         setting = Setting(phase, session.world(0), welcome.manifest, lambda: members)
@@ -243,6 +250,21 @@ def sides_of(
         assert side is not None
         found[phase] = side
     return found
+
+
+def freeze(path: Path, members: Mapping[int, Member], policy: Policy) -> None:
+    """Note who may be in a job's sums when this party first agrees to it; refuse others later.
+
+    Batches are cut from them: two different cuts together would separate those whom each keeps together.
+    """
+    text = "".join(f"{number} {one.name} {one.key.hex()}\n" for number, one in sorted(members.items())).encode()
+    if not path.exists():
+        replace_file(path, text, mode=0o600)
+    elif path.read_bytes() != text:
+        raise NotAllowed(
+            "whole_batches: the parties of this job, or their numbers or keys, are others than when this party agreed "
+            f"to it, and batches must not change; ask for the job under another name (see {policy.name})"
+        )
 
 
 def own_roster(

@@ -20,6 +20,7 @@ from atoll.runtimes.network.messages.calls import NOT_ALLOWED
 ANY = "any"
 _WORD = 200
 REQUIRE = ("secure_sum", "noise")
+SERVERS = ("", "semi-honest", "sparse", "malicious")  # from which a hidden sum protects, the strongest last
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
@@ -59,6 +60,8 @@ class Manifest:
     partners: tuple[str, ...] = ()  # names of those who play the other roles
     asks: int | None = None  # for this party's vector, over all rounds; None: one a round
     fixed: bool = True  # so many; else at most, as the method decides while it runs
+    against: str = ""  # one of SERVERS; a sparse graph protects from one that lies after the keys are out
+    batch: int = 0  # parties that are in a sum together or not at all; 0: none
 
     def __post_init__(self) -> None:
         for name, least in (("parameters", 0), ("rounds", 1), ("cohort", 1), ("up", 0), ("down", 0)):
@@ -69,6 +72,8 @@ class Manifest:
             raise ValueError(f"epsilon={self.epsilon!r}: a manifest says a number from 0, or None without noise")
         if self.exposure not in get_args(Exposure):
             raise ValueError(f"exposure={self.exposure!r}: a manifest says one of {', '.join(get_args(Exposure))}")
+        if self.against not in SERVERS:
+            raise ValueError(f"against={self.against!r}: a manifest says one of {SERVERS}")
         # These words come from a peer and are shown in sentences.
         words = (self.server, self.method, self.model, self.combine, self.address, self.role)
         for word in (*words, *self.metrics, *self.partners):
@@ -117,8 +122,11 @@ class Policy:
     methods: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None  # hashes of schemas
     allow_plain: bool = False
+    allow_semi_honest: bool = False  # hidden sums that a server opens by lying: light_sum, encrypted_sum
+    allow_sparse: bool = False  # secure_sum in a sparse graph, in which a party verifies its neighbours only
     require: tuple[str, ...] = ()  # "secure_sum": one that a lying server cannot open; "noise": by the parties
     min_cohort: int = 3  # in a sum that hides vectors
+    whole_batches: int | None = None  # sums have all or none of a batch of so many parties, frozen at consent
     min_noise: float | None = None  # of the parties' own, over the bound of one vector
     max_norm: float | None = None  # this party shortens every vector to it, whatever the job says
     allow_metrics: bool = False  # the server may learn how well a model does on this party's own test data
@@ -146,7 +154,9 @@ class Policy:
                 raise BadPolicy(f"{key}={value!r}: a limit is a {kind} number above 0; leave it out for none")
         if not _whole(self.min_cohort) or self.min_cohort < 3:
             raise BadPolicy(f"min_cohort={self.min_cohort!r}: a whole number from 3, below which sums hide nobody")
-        for key in ("allow_plain", "allow_metrics"):
+        if self.whole_batches is not None and not (_whole(self.whole_batches) and self.whole_batches >= 2):
+            raise BadPolicy(f"whole_batches={self.whole_batches!r}: a whole number from 2; leave it out for none")
+        for key in ("allow_plain", "allow_metrics", "allow_semi_honest", "allow_sparse"):
             if not isinstance(getattr(self, key), bool):
                 raise BadPolicy(f"{key}={getattr(self, key)!r}: true or false")
         for wish in self.require:
@@ -173,6 +183,7 @@ class Policy:
         """Say all that this policy has against a job, a sentence each."""
         yield from self._who(manifest)
         yield from self._protection(manifest)
+        yield from self._sums(manifest)
         yield from self._epsilon(manifest, spent)
         yield from self._limits(manifest, now)
 
@@ -210,9 +221,25 @@ class Policy:
         if job.metrics and not self.allow_metrics:
             fact = f"the job asks how well its models do on this party's own test data ({', '.join(job.metrics)})"
             yield self._says("allow_metrics", fact, "say allow_metrics = true, or ask for a job without own test data")
-        if job.hidden and not job.role and job.cohort < self.min_cohort:
+
+    def _sums(self, job: Manifest) -> Iterator[str]:
+        hidden, sparse = job.hidden and not job.role, job.against == "sparse"
+        if hidden and job.cohort < self.min_cohort:
             fact = f"{job.cohort} parties are in a sum, and {self.min_cohort} must be"
             yield self._says("min_cohort", fact, "ask for a larger cohort")
+        if hidden and SERVERS.index(job.against) < SERVERS.index("sparse") and not self.allow_semi_honest:
+            fact = f"{job.combine} protects from a semi-honest server only: one that lies can open single vectors"
+            yield self._says("allow_semi_honest", fact, "ask for secure_sum, or say allow_semi_honest = true")
+        if hidden and sparse and not self.allow_sparse:
+            fact = f"{job.combine} is sparse: a party verifies its neighbours only"
+            yield self._says("allow_sparse", fact, "ask for sparse = false, or say allow_sparse = true")
+        if hidden and sparse and any(e.where == "distributed" for e in job.noise) and not self.allow_semi_honest:
+            fact = "in a sparse graph no party verifies that enough parties add their shares of the noise"
+            yield self._says("allow_semi_honest", fact, "ask for sparse = false, or say allow_semi_honest = true")
+        if self.whole_batches is not None and not (job.hidden and job.batch >= self.whole_batches):
+            fact = f"sums of this job are not hidden, or not made of whole batches of {self.whole_batches} parties"
+            remedy = f'ask for secure_sum and select = {{ use = "batches", size = {self.whole_batches} }}'
+            yield self._says("whole_batches", fact, remedy)
 
     def _epsilon(self, job: Manifest, spent: float) -> Iterator[str]:
         if not _number(spent) or spent < 0:

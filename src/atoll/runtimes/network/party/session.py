@@ -45,6 +45,7 @@ class Assessment:
     spent: tuple[float, ...]  # ε after so many answers; empty where nothing is promised
     conversations: Mapping[str, tuple[Combine, Wire]]  # by phase: sums that take more than one answer
     answers: int  # at most
+    batches: tuple[tuple[int, ...], ...] = ()  # that cohorts are made of, as the job cuts them
     cycle: int = 1  # answers of a round; 0 where the method decides as it runs
 
     def counted(self, given: Mapping[str, int]) -> int:
