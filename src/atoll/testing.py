@@ -37,11 +37,16 @@ def check_part(part: object) -> None:
         >>> from atoll.testing import check_part
         >>> check_part(atoll.Clip(1.0))
     """
+    _check_record(part)
+    assert part == copy.deepcopy(part), f"{part!r} does not equal its copy"
+    assert hash(part) == hash(copy.deepcopy(part)), f"{part!r} and its copy have different hashes"
+
+
+def _check_record(part: object) -> None:
+    """What is bound to data is a frozen record, too; it holds arrays, which do not compare."""
     assert is_dataclass(part), f"{type(part).__name__} is no dataclass: parts are frozen dataclasses"
     frozen: bool = type(part).__dict__["__dataclass_params__"].frozen
     assert frozen, f"{type(part).__name__} can be changed: freeze it"
-    assert part == copy.deepcopy(part), f"{part!r} does not equal its copy"
-    assert hash(part) == hash(copy.deepcopy(part)), f"{part!r} and its copy have different hashes"
     assert type(part).__name__ in repr(part), f"{part!r} does not print its name"
     assert (type(part).__doc__ or "").strip(), f"{type(part).__name__} has no docstring: its first line is its purpose"
 
@@ -506,12 +511,15 @@ def check_refusal(assembly: Callable[[], object], *words: str) -> None:
 def check_program(
     program: Program, data: Mapping[str, RoleData | Federated], *, rounds: int = 1, seed: int = 0
 ) -> RoleRun:
-    """A program with roles asks what it declares, seals what it says it seals, and gives the same result everywhere.
+    """A program asks what it declares, seals what it says it seals, and gives the same result everywhere.
 
-    It is run by the simulator, by a runtime that writes and reads every message as the network does, with a session
-    that is lost, and interrupted and resumed at every checkpoint. All must leave every role with the same bits. Answers
-    are computed twice: what is not sealed and what is remembered (except secrets) must not differ. A role of many
-    parties answers for a group of its parties as for each of them alone.
+    Of every program: answers are computed twice, and all but what is sealed or secret must not differ; a role of many
+    parties answers for a group as for each of them alone; every message is written and read as on the network; a run
+    that is resumed at any checkpoint leaves the same bits.
+
+    A program with roles is also run with a session that is lost. A program whose parties hold splits of samples, as
+    `atoll.assemble(job, data).program` does, is also run with an answer that is lost: it folds only what is declared,
+    and settles only answers that it got.
 
     Args:
         program: the program.
@@ -532,32 +540,21 @@ def check_program(
         >>> data = {"A": columns(x[:, :1], ids=ids), "B": columns(x[:, 1:], ids=ids)}
         >>> check_program(atoll.JointMoments(), data).reason
         'its only round is done'
+        >>> parties = atoll.data.load("wine").split(5, seed=0)
+        >>> job = atoll.Job(atoll.FedSGD(atoll.models.softmax()))
+        >>> check_program(atoll.assemble(job, parties).program, {"party": parties}, rounds=2).reason
+        'all 2 rounds done'
     """
-    from atoll.job.roles import RoleJob
-    from atoll.report.roles import explain_roles
-    from atoll.runtimes.roles.check import check_resumed, check_sealed, observed, same_models
-    from atoll.runtimes.roles.simulate import data_of, simulate_roles
+    from atoll.runtimes.local.check import check_federation, federation_of
+    from atoll.runtimes.roles.check import check_roles, run_of
 
-    check_part(program)
-    job = RoleJob(program, {role: f"player-{role.lower()}" for role in program.roles}, rounds, seed)
+    _check_record(program)
     assert all(role.about for role in program.roles.values()), "every role says what it is about"
     assert program.seen(), "seen() says nothing: say who learns what, and what is assumed"
-    held = data_of(job, data)
-    assert explain_roles(job, {role: one.summary(b"") for role, one in held.items()})
-    run = simulate_roles(job, data)
-    noted = [fact["round"] for fact in run.facts if fact["what"] == "round"]
-    assert noted == list(range(1, len(noted) + 1)), f"it notes rounds {noted}: note each when it is done"
-    assert noted, "it notes no round"
-    first, second = observed(job, held), observed(job, held)
-    for other in (first, second):
-        same_models(other.models, run.models, "a runtime that writes every message gives another result")
-        _equal(other.found, run.found, "a runtime that writes every message finds something else")
-    check_sealed(first.answers, second.answers)
-    for lost in sorted({0, len(first.answers) // 2, len(first.answers) - 1}):
-        again = observed(job, held, lost=lost)
-        same_models(again.models, run.models, f"the result differs where answer {lost} and its session were lost")
-    check_resumed(job, data, run, len(noted))
-    return run
+    if (parties := federation_of(program, data, rounds)) is None:
+        check_part(program)
+        return check_roles(program, data, rounds, seed)
+    return run_of(program, check_federation(program, parties, World(seed, watched=False)), rounds, seed)
 
 
 __all__ = [

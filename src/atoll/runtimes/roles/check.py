@@ -15,7 +15,7 @@ import numpy as np
 from atoll.core.effects import Ask, Note, Replies
 from atoll.core.errors import AtollError
 from atoll.core.party import ragged
-from atoll.core.program import SECRET, Agreed
+from atoll.core.program import SECRET, Agreed, Program
 from atoll.core.question import Question
 from atoll.core.tree import Array, Tree, leaves, nest
 from atoll.data.federated import Federated
@@ -24,14 +24,47 @@ from atoll.job.assemble import agreement_of
 from atoll.job.roles import RoleJob
 from atoll.journal import Journal
 from atoll.programs.roles import declared
+from atoll.report.roles import explain_roles
+from atoll.runtimes.local.check import Outcome
 from atoll.runtimes.local.worker import Chunk, ChunkResult
 from atoll.runtimes.network.messages.trees import read_tree, write_tree
 from atoll.runtimes.roles.conversation import UNSAID, Lost, Unanswered, converse
 from atoll.runtimes.roles.side import Work
-from atoll.runtimes.roles.simulate import HeldData, RoleRun, SimulatedRoles, simulate_roles
+from atoll.runtimes.roles.simulate import HeldData, RoleRun, SimulatedRoles, data_of, simulate_roles
 
 _LONG = 16  # bytes of a plaintext that are not found in a ciphertext by chance
 _NEAR = 1e-5  # how far the answer of a group may be from that of its parties one by one, relative to its size
+
+
+def check_roles(program: Program, data: Mapping[str, RoleData | Federated], rounds: int, seed: int) -> RoleRun:
+    """Hold a program with roles to its laws: simulated, written, with a lost session, resumed at every checkpoint."""
+    job = _job(program, rounds, seed)
+    held = data_of(job, data)
+    assert explain_roles(job, {role: one.summary(b"") for role, one in held.items()})
+    run = simulate_roles(job, data)
+    noted = [fact["round"] for fact in run.facts if fact["what"] == "round"]
+    assert noted == list(range(1, len(noted) + 1)), f"it notes rounds {noted}: note each when it is done"
+    assert noted, "it notes no round"
+    first, second = observed(job, held), observed(job, held)
+    for other in (first, second):
+        same_models(other.models, run.models, "a runtime that writes every message gives another result")
+        same_models({"hub": other.found}, {"hub": run.found}, "a runtime that writes every message finds another")
+    check_sealed(first.answers, second.answers)
+    for lost in sorted({0, len(first.answers) // 2, len(first.answers) - 1}):
+        again = observed(job, held, lost=lost)
+        same_models(again.models, run.models, f"the result differs where answer {lost} and its session were lost")
+    check_resumed(job, data, run, len(noted))
+    return run
+
+
+def run_of(program: Program, outcome: Outcome, rounds: int, seed: int) -> RoleRun:
+    """Show what came of a program of a federation as the run of a program."""
+    facts = [{"what": note.what, **note.facts} for note in outcome.notes]
+    return RoleRun(_job(program, rounds, seed), outcome.found, {}, facts)
+
+
+def _job(program: Program, rounds: int, seed: int) -> RoleJob:
+    return RoleJob(program, {role: f"player-{role.lower()}" for role in program.roles}, rounds, seed)
 
 
 class Seen(NamedTuple):
