@@ -122,6 +122,12 @@ class Federate(Program):
         """The world that its conversations are made for."""
         return next(iter(self.exchanges.values())).setting.world
 
+    def asked_with(self, phase: str, state: State) -> Layout:
+        """Lay out what a cohort is asked with in a phase, which may declare a broadcast of its own."""
+        codec = self.exchanges[phase].codec
+        told = {leaf: codec.start[leaf] for leaf in codec.stage_state}
+        return _declared(Layout.of(question_of(self.method, state, 0, told)), self.method.phases[phase])
+
     def questions(self, agreed: Agreed) -> tuple[Question, ...]:
         """Declare what may be asked of a party, where so many may come as the summary says.
 
@@ -131,8 +137,7 @@ class Federate(Program):
         state = method.init(self.world, Population(self.sizes))
         found: list[Question] = []
         for name, exchange in self.exchanges.items():
-            told = {leaf: exchange.codec.start[leaf] for leaf in exchange.codec.stage_state}
-            body = _declared(Layout.of(question_of(method, state, 0, told)), method.phases[name])
+            body = self.asked_with(name, state)
             found += exchange.combine.questions(exchange.wire, exchange.setting, body, parties)
         found = [_reporting(question, method) for question in found]
         if "local" in self.splits and self.evaluation is not None:

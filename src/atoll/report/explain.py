@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
 
 from atoll.core.method import Population
-from atoll.core.tree import leaves
+from atoll.core.question import Layout
 from atoll.core.world import World
 from atoll.data.federated import Federated
 from atoll.job.assemble import Assembled, assemble
@@ -102,10 +103,17 @@ def _at_once(a: Assembled) -> str:
     return "in a round" if called == a.wire.total.cohort else f"in a round, for which {called:,} are asked"
 
 
+def _told_bytes(asked: Layout) -> int:
+    """Count what a question tells of the model, as the facts of a run do."""
+    told = [leaf for path, leaf in asked.leaves.items() if path.partition("/")[0] in ("broadcast", "constant")]
+    return sum(prod(leaf.shape) * np.dtype(leaf.dtype).itemsize if leaf.shape is not None else 8 for leaf in told)
+
+
 def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     method, program = a.program.method, a.program
-    broadcast = method.broadcast(method.init(program.world, Population(program.sizes)))
-    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(broadcast)) * len(program.exchanges)
+    state = method.init(program.world, Population(program.sizes))
+    model = _told_bytes(Layout.of({"broadcast": method.broadcast(state)}))
+    down = sum(_told_bytes(program.asked_with(phase, state)) for phase in program.exchanges)
     combine, rounds = program.exchanges[a.phase].combine, a.job.rounds
     up = sum(exchange.up for exchange in program.exchanges.values())  # a round has every phase once
     buffered, cohort = combine.staleness is not None, combine.answers(a.wire)
@@ -116,7 +124,7 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     )  # in a buffer some are at work when it ends
     # Before the first round, and after the last.
     evaluations = 1 + -(-rounds // a.job.eval_every) if "local" in program.splits else 0
-    judged = (down + program.evaluation_bytes) * evaluations
+    judged = (model + program.evaluation_bytes) * evaluations
     looked = judged * len(data)
     lines = [
         f"a party sends {in_bytes(up)} and receives {in_bytes(down)} in a round it takes part in",
