@@ -165,6 +165,34 @@ def test_a_hub_that_asks_for_shares_too_early_is_refused() -> None:
         cast.ask("B", "B.products", step=1, **cast.ask("A", "A.rows", step=1))
 
 
+@pytest.mark.parametrize(
+    ("weak", "words"),
+    [(2**2047 + 1, "has a small factor"), ((2**1023 + 2**1022 + 1) ** 2, "is a power"), (2**2000 + 1, "of 2001 bits")],
+    ids=["small factor", "power", "short"],
+)
+def test_a_key_that_protects_nothing_is_refused_before_anything_is_encrypted(
+    monkeypatch: pytest.MonkeyPatch, weak: int, words: str
+) -> None:
+    """The liar is the key holder: whoever can factor its modulus reads A's rows off the hub."""
+    from roles_cast import Cast
+
+    from atoll.programs.vertical import moments
+
+    class Weak:
+        public = property(lambda self: self)
+
+        def to_bytes(self) -> bytes:
+            return weak.to_bytes(256, "big")
+
+    monkeypatch.setattr(moments, "keypair", lambda bits: Weak())
+    _, data = table(6, 1, 1)
+    cast = Cast(atoll.RoleJob(JointMoments(), ROLES, 2), data).meet()
+    keys = cast.ask("C", "C.key")
+    for role in "AB":
+        with pytest.raises(RuntimeError, match=f"the key that C sent is not used: a public key .*{words}"):
+            cast.ask(role, f"{role}.key", key=keys[role.lower()])
+
+
 def test_a_hub_cannot_have_the_key_holder_open_as_rows() -> None:
     """The attack that sealing between roles is for: A's ciphertexts handed to C as if they were masked sums."""
     from roles_cast import Cast

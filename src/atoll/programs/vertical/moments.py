@@ -26,7 +26,7 @@ from atoll.core.question import Layout, Leaf, Origin, Question
 from atoll.core.tree import Array, Tree
 from atoll.core.wire import Mismatch
 from atoll.core.world import World
-from atoll.crypto.keys import refuse_if
+from atoll.crypto.keys import Refused, refuse_if
 from atoll.crypto.paillier import SIZES, PublicKey, SecretKey, keypair
 from atoll.crypto.products import weighted_sums
 from atoll.programs.roles import check_aligned
@@ -311,8 +311,13 @@ class _Side:
         return {"a": public, "b": public}, {"secret/key": np.frombuffer(key.to_bytes(), np.uint8)}
 
     def key(self, body: Tree, me: Me) -> tuple[Tree, Changes]:
-        """A and B: take C's public key."""
-        return _DONE, {"secret/key": np.array(body["key"])}
+        """A and B: take C's public key, if it is one that protects them."""
+        raw = np.array(body["key"])
+        try:
+            _read_public(raw.tobytes())
+        except ValueError as flaw:
+            raise Refused(f"the key that C sent is not used: {flaw}") from None
+        return _DONE, {"secret/key": raw}
 
     def rows(self, body: Tree, me: Me) -> tuple[Tree, Changes]:
         """A: encrypt the rows of this round."""
