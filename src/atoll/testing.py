@@ -292,7 +292,10 @@ class Loopback:
         if not answers:
             return Replies(who)
         each = {name: np.concatenate([np.asarray(a[name]) for a in answers]) for name in answers[0]}
-        sums = {name: np.add.reduce(each[name], 0, dtype=each.pop(name).dtype) for name in ask.fold}
+        from atoll.runtimes.local.worker import sum_type
+
+        folded = {name: each.pop(name) for name in ask.fold}
+        sums = {name: np.add.reduce(rows, 0, dtype=sum_type(rows, wide=ask.wide)) for name, rows in folded.items()}
         return Replies(who, each, sums)
 
     def together(self, asks: tuple[Ask, ...]) -> tuple[Replies, ...]:

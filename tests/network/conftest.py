@@ -64,6 +64,9 @@ class Echo:
     def goodbye(self, name: str, said: bytes) -> None:
         self.calls.append(("goodbye", name))
 
+    def unwritten(self, why: str) -> None:
+        self.calls.append(("unwritten", why))
+
 
 class Federation:
     """A server called hub with the party alice in its roster; mallory has a key, and is in nobody's roster."""

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.core.wire import Codec, DecodeContext, EncodeContext, Stage, Wire, chain
+from atoll.core.effects import Ask
+from atoll.core.party import Group, Handler, Memory
+from atoll.core.tree import Tree
+from atoll.core.wire import Codec, DecodeContext, EncodeContext, Setting, Stage, Wire, chain
 from atoll.core.world import World
+from atoll.data.federated import Silos
+from atoll.runtimes.local.worker import Chunk, Worker
 from atoll.stages.noise import add_noise
 from atoll.stages.ring import signed
 from atoll.testing import check_part, check_refusal
@@ -41,6 +46,52 @@ def test_the_noise_of_a_mean_is_multiplier_times_bound_over_the_cohort(bound: fl
     shared, wire, _ = noise_of(*stages, world=world)
     assert np.std(shared) == pytest.approx(z * bound / N, rel=0.05)
     assert wire.total.min_cohort == N
+
+
+class Rows(Handler):
+    """Gives every party the vector that it has."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = rows
+
+    split, group_size = "train", 10**6
+
+    def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
+        return {"vector": self.rows[group.me]}, {}
+
+
+def summed(rows: np.ndarray, *stages: Stage) -> np.ndarray:
+    """Add up rows as Sum() asks a worker to."""
+    wire, _ = chain(*stages)(Wire.of(rows.shape[1], len(rows)))
+    conversation = atoll.Sum().gather(wire, Setting("train", World(0)))(np.arange(len(rows)), {"t": 0}, None)
+    ask = conversation.send(None)
+    conversation.close()
+    assert isinstance(ask, Ask)
+    silos = Silos(np.zeros((0, 1)), np.zeros(0), np.zeros(len(rows) + 1, np.int64))
+    worker = Worker({ask.what: Rows(rows)}, {"train": silos}, World(0))
+    return worker.answer(Chunk(ask.what, 0, ask.to, None, ask.fold, wide=ask.wide), {"t": 0}).sums["vector"]
+
+
+@pytest.mark.parametrize("noise", [atoll.Gaussian(1.0), atoll.TreeNoise(1.0)])
+def test_one_vector_among_thousands_moves_a_sum_under_noise_by_itself_and_no_more(noise: Stage) -> None:
+    """Added in single precision, 8,192 vectors make a sum whose last digit is larger than a bound of noise may miss."""
+    many = np.ones((8192, 3), np.float32)
+    one = np.array([[0.0004, 0.0006, -0.0009]], np.float32)
+    stages = (atoll.Clip(2.0), EXPECTED, noise)
+    moved = summed(np.concatenate([many, one]), *stages) - summed(many, *stages)
+    assert np.abs(moved - one[0]).max() < 1e-11
+    plain = summed(np.concatenate([many, one])) - summed(many)
+    assert plain.dtype == np.float32, "without noise nothing is at stake"
+    assert np.abs(plain - one[0]).max() > 1e-4, "single precision would not do"
+    ring = (atoll.Clip(2.0), EXPECTED, atoll.Ring(), noise)
+    assert summed(many.astype(np.uint32), *ring).dtype == np.uint32, "a ring adds without rounding"
+
+
+def test_noise_on_a_wide_sum_gives_the_type_of_its_rows() -> None:
+    wire, codec = chain(atoll.Clip(1.0), EXPECTED, atoll.Gaussian(1.0))(Wire.of(D, N))
+    for world in (World(0), World.real(0)):
+        total, _, _ = codec.decode(np.zeros(D), codec.start, DecodeContext(N, world, 0))
+        assert total.dtype == np.dtype(wire.row.dtype)
 
 
 def test_shares_of_noise_are_enough_if_only_the_honest_ones_count() -> None:

@@ -53,8 +53,12 @@ class Sum(Combine):
     def gather(self, wire: Wire, setting: Setting) -> Gather:
         self.check(wire)
 
+        # Rounding moves a sum of thousands of vectors by more than one of them may: noise is added before it.
+        wide = wire.noised("central") or wire.noised("tree")
+
         async def gather(cohort: Cohort, question: Tree, goal: int | None) -> Gathered:
-            replies = await ask(cohort, f"{setting.phase}/contribute", question, goal=goal, fold=("vector",))
+            what = f"{setting.phase}/contribute"
+            replies = await ask(cohort, what, question, goal=goal, fold=("vector",), wide=wide)
             # Where nobody answered there is no sum, and nobody asks for it.
             return Gathered(replies.sums.get("vector", np.zeros(wire.row.size, wire.row.dtype)), replies)
 

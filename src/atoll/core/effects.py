@@ -19,7 +19,8 @@ class Ask(NamedTuple):
     """Put one question to many parties.
 
     `goal` answers end the wait (the rest come too late), `within` seconds at most (simulated ones in a simulation).
-    The rows of the leaves named in `fold` are added up as they come in, so that a sum never needs all in memory.
+    The rows of the leaves named in `fold` are added up as they come in, so that a sum never needs all in memory;
+    where it is `wide`, real numbers in double precision.
     `each` is a further body for single parties. With `max_staleness`, answers to asks at most
     so many rounds ago count, too.
     """
@@ -32,6 +33,7 @@ class Ask(NamedTuple):
     fold: tuple[str, ...] = ()
     each: Mapping[int, Tree] = types.MappingProxyType({})
     max_staleness: int | None = None
+    wide: bool = False
 
 
 class Together(NamedTuple):
@@ -138,11 +140,11 @@ class Runtime(Protocol):
 
 @types.coroutine
 def ask(
-    to: Cohort, what: str, body: Tree, *, goal: int | None = None, within: float | None = None,
+    to: Cohort, what: str, body: Tree, *, goal: int | None = None, within: float | None = None, wide: bool = False,
     fold: tuple[str, ...] = (), each: Mapping[int, Tree] = types.MappingProxyType({}), max_staleness: int | None = None,
 ) -> Generator[Ask, Replies, Replies]:  # fmt: skip
     """Ask parties a question and wait for the answers."""
-    return (yield Ask(to, what, body, goal, within, fold, each, max_staleness))
+    return (yield Ask(to, what, body, goal, within, fold, each, max_staleness, wide))
 
 
 @types.coroutine

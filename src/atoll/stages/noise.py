@@ -84,7 +84,7 @@ class Gaussian(Stage):
 
         def decode(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
             noisy = add_noise(x, sigma, context.world.private("central noise", context.t))
-            return Coded(noisy, memory, _share_of_noise(noisy, sigma))
+            return Coded(_narrowed(noisy, wire), memory, _share_of_noise(noisy, sigma))
 
         return replace(wire, noise=(*wire.noise, event)), Codec(as_is, decode)
 
@@ -160,7 +160,7 @@ class TreeNoise(Stage):
                 return add_noise(zero, sigma, context.world.private("tree", epoch, level, index))
 
             noise = increments(step + 1, node)
-            return Coded(x + noise.astype(x.dtype), memory, _share_of_noise(x, sigma))
+            return Coded(_narrowed(x + noise.astype(x.dtype), wire), memory, _share_of_noise(x, sigma))
 
         return replace(wire, noise=(Event("tree", self.multiplier, self.every),)), Codec(as_is, decode)
 
@@ -188,6 +188,11 @@ def add_noise(x: Array, sigma: float, source: Source) -> Array:
     if sigma < _FEW and x.itemsize == 4:
         return plus_normal(x, sigma, *source.address)
     return x + np.rint(normal(len(x), *source.address) * np.float64(sigma)).astype(np.int64).astype(x.dtype)
+
+
+def _narrowed(noisy: Array, wire: Wire) -> Array:
+    """Give a sum that was added in double precision the type of its rows: after the noise this reveals nothing."""
+    return noisy.astype(wire.row.dtype) if noisy.dtype.kind == "f" else noisy
 
 
 def _adder(sigma: float, purpose: str) -> Any:

@@ -314,7 +314,7 @@ class Simulator:
     def _chunk(self, ask: Ask, handler: Handler, t: int, me: Cohort) -> Chunk:
         single = [ask.each.get(party, {}) for party in me.tolist()] if ask.each else []
         each = {name: np.stack([np.asarray(one[name]) for one in single]) for name in single[0]} if single else {}
-        return Chunk(ask.what, t, me, self._recall(handler.split, me), ask.fold, each)
+        return Chunk(ask.what, t, me, self._recall(handler.split, me), ask.fold, each, ask.wide)
 
     def _recall(self, split: str, me: Cohort) -> Remembered | None:
         """Return what these parties remember; the server's own test data is nobody's."""

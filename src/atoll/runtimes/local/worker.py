@@ -27,6 +27,7 @@ class Chunk(NamedTuple):
     memory: Remembered | None
     fold: tuple[str, ...]
     each: Mapping[str, Array] = EMPTY  # of the body, one row a party
+    wide: bool = False  # whether to add real numbers in double precision
 
 
 class ChunkResult(NamedTuple):
@@ -101,7 +102,7 @@ class Worker:
             kept = cache(lambda: {**body, "constant": _copied(body["constant"])})
             group = replace(group, cache=self.cache.of(key, group, lambda some: handler.prepare(kept(), some)))
         reply, memory = handler(body, group)
-        sums = {name: _add(np.asarray(reply[name])) for name in chunk.fold}
+        sums = {name: _add(np.asarray(reply[name]), wide=chunk.wide) for name in chunk.fold}
         each = {name: np.asarray(leaf) for name, leaf in reply.items() if name not in chunk.fold}
         compiling = spent("compile") - compiled
         return ChunkResult(sums, each, memory, {"work": time.perf_counter() - began - compiling, "compile": compiling})
@@ -123,6 +124,12 @@ def _copied(tree: Tree) -> dict[str, Any]:
     return {name: _copied(leaf) if isinstance(leaf, Mapping) else np.array(leaf) for name, leaf in tree.items()}
 
 
-def _add(rows: Array) -> Array:
+def _add(rows: Array, *, wide: bool) -> Array:
     # Integers stay of their kind: in a ring a sum wraps around.
-    return rows[0] if len(rows) == 1 else np.add.reduce(rows, axis=0, dtype=rows.dtype)
+    dtype = sum_type(rows, wide=wide)
+    return rows[0] if len(rows) == 1 and dtype == rows.dtype else np.add.reduce(rows, axis=0, dtype=dtype)
+
+
+def sum_type(rows: Array, *, wide: bool) -> np.dtype[Any]:
+    """Return the type that rows are added in."""
+    return np.dtype(np.float64) if wide and rows.dtype.kind == "f" else rows.dtype

@@ -152,11 +152,20 @@ class ServerTransport:
                         alive()
                         yield message
 
-                payload = receive(checked(), self._limits.body, self._limits.memory, self._folder)
+                payload = self._received(checked())
             if payload is None:
                 raise Refused("an answer without a header")
             with payload:
                 return self._service.answer(name, payload.header, payload.body)
+
+    def _received(self, messages: Iterator[bytes]) -> Payload | None:
+        try:
+            return receive(messages, self._limits.body, self._limits.memory, self._folder)
+        except AtollError:
+            raise
+        except OSError as error:
+            remedy = "free some space: who sends an answer tries again"
+            raise Unwritable(f"cannot write to {self._folder}: {error.strerror}; {remedy}") from None
 
     def _question(
         self, name: str, asked: bytes, context: grpc.ServicerContext, wanted: Callable[[], bool]
@@ -213,6 +222,7 @@ class ServerTransport:
             sentence = "the server cannot read its roster just now"
         except Unwritable as error:
             log.error("an answer is not taken: %s", error)
+            self._service.unwritten(str(error))
             status, code = grpc.StatusCode.UNAVAILABLE, error.code
             sentence = "the server cannot write to its disk just now"
         except Unknown as reason:

@@ -113,7 +113,8 @@ class Service(Protocol):
     """What the server does with calls. Each may be repeated, and raises Refused with a sentence for the party.
 
     `next_question` blocks for at most `wait` seconds and gives the same question until it is answered; the body given
-    to `answer` is closed afterwards. `here` says that a body of somebody is moving.
+    to `answer` is closed afterwards. `here` says that a body of somebody is moving, `unwritten` why something could not
+    be stored.
     """
 
     def hello(self, name: str, hello: bytes) -> bytes: ...
@@ -121,6 +122,7 @@ class Service(Protocol):
     def answer(self, name: str, header: Header, body: IO[bytes]) -> bytes: ...
     def here(self, name: str) -> None: ...
     def goodbye(self, name: str, said: bytes) -> None: ...
+    def unwritten(self, why: str) -> None: ...
 
 
 def delays(seed: int, first: float = 0.1, most: float = 5.0) -> Iterator[float]:

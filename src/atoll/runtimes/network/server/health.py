@@ -23,6 +23,7 @@ HEAD = 8192  # most bytes of a request
 SECONDS = 5.0  # within which a request is here, and an answer gone
 CALLERS = 4  # served at a time; whoever comes on top is hung up on
 WELL = ("waiting", "running", "finished")
+FULL = "full"
 VERDICTS = ("accepted", "rejected", "late")
 Sample = tuple[dict[str, str], float]
 Request = socket.socket | tuple[bytes, socket.socket]
@@ -52,6 +53,7 @@ class Standing(TypedDict, total=False):
     needed: int  # parties that are waited for now
     awaited: list[str]  # of those, who must be among them and is not there
     refused: Mapping[str, str]  # who does not take part by its own policy, and why
+    unwritten: str  # why answers cannot be stored just now
     parties: Mapping[str, PartySeen]
     questions: list[OpenQuestion]
     answers: Mapping[str, int]  # by verdict
@@ -221,6 +223,7 @@ def _families(said: ServerStatus) -> Iterator[tuple[str, str, str, list[Sample]]
         return [] if value is None else [({}, value)]
 
     yield "atoll_rounds_done", "gauge", "Rounds of the run that are done.", one(said["round"])
+    yield "atoll_disk_full", "gauge", "1 while answers cannot be stored.", one(float(said["state"] == FULL))
     yield "atoll_rounds_planned", "gauge", "Rounds that the job has at most.", one(said["rounds"])
     yield "atoll_idle_seconds", "gauge", "Time since something went on.", one(said["idle"])
     yield "atoll_parties_connected", "gauge", "Parties that gave a sign of life lately.", one(_connected(said))

@@ -19,7 +19,7 @@ from atoll.core.question import Fault, Layout, Question
 from atoll.core.tree import Array, Tree, leaves
 from atoll.crypto.keys import Refused
 from atoll.programs.quorum import Quorum
-from atoll.runtimes.local.worker import Chunk, Worker
+from atoll.runtimes.local.worker import Chunk, Worker, sum_type
 from atoll.runtimes.network.messages.answers import read_answer, travels
 from atoll.runtimes.network.messages.awake import AwakeClock
 from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, Later, Limits, RunFailed, RunOver, Times
@@ -123,6 +123,7 @@ class Hub:
         self._needed = 0  # parties that are waited for now
         self._awaited: list[str] = []  # of those, who must be among them and is not there
         self._tally: Counter[str] = Counter()  # answers by verdict, bytes in and out
+        self._unwritten = ""  # why the last answer could not be stored
         self.over = ""  # why there will be no further question
         self._ending: type[Refused] = RunOver
 
@@ -215,6 +216,7 @@ class Hub:
         with self._turn:
             self._here(number)
             self._tally.update({verdict: 1, "bytes_in": header.size})
+            self._unwritten = ""
             if verdict in ("accepted", "rejected", "again") and question in self._open:
                 self._open[question].done.add(number)
                 if verdict == "rejected":
@@ -247,6 +249,11 @@ class Hub:
             self._refusing[number] = why
             self._turn.notify_all()
         self._journal.note(Note("refused", {"party": name, "why": why, **more}))
+
+    def unwritten(self, why: str) -> None:
+        """Let status and monitors know that answers cannot be stored; whoever sends one tries again."""
+        with self._turn:
+            self._unwritten = why
 
     def _number(self, name: str) -> int:
         if name not in self._numbers:
@@ -516,7 +523,7 @@ class Hub:
                 elif name in sums:
                     sums[name] += row[0]
                 else:
-                    sums[name] = row[0].copy()
+                    sums[name] = row[0].astype(sum_type(row, wide=ask.wide))
             if ask.max_staleness is not None:
                 each.setdefault("age", []).append(np.array([age]))
         seconds = time.perf_counter() - began
@@ -556,7 +563,7 @@ class Hub:
             tally = dict(self._tally)
             return {"over": self.over, "needed": self._needed, "awaited": self._awaited,
                     "refused": {self._name(n): why for n, why in self._refusing.items()},
-                    "parties": parties, "questions": questions,
+                    "unwritten": self._unwritten, "parties": parties, "questions": questions,
                     "bytes_in": tally.pop("bytes_in", 0), "bytes_out": tally.pop("bytes_out", 0),
                     "answers": tally}  # fmt: skip
 
