@@ -33,6 +33,10 @@ from atoll.core.effects import Note
 from atoll.core.errors import Unwritable
 from atoll.crypto.keys import Refused
 from atoll.job.catalogue import BadJob
+from atoll.journal import Past
+from atoll.journal.sealed import seal
+from atoll.runtimes.network.messages.calls import Limits, Unreachable
+from atoll.runtimes.network.messages.payload import header_of
 from atoll.runtimes.network.server.health import CALLERS, HEAD, Endpoint, metrics
 from atoll.runtimes.network.server.monitor import Monitor, last_said, server_of
 
@@ -106,7 +110,7 @@ def test_metrics_are_what_an_independent_parser_reads(endpoint: Endpoint) -> Non
         ("atoll_answers_total", "accepted"): 19, ("atoll_answers_total", "rejected"): 2,
         ("atoll_answers_total", "late"): 0, ("atoll_rejected_total", "ben"): 2, ("atoll_received_bytes_total",): 1000,
         ("atoll_sent_bytes_total",): 2000, ("atoll_epsilon",): 0.25, ("atoll_round_seconds_sum",): 3.5,
-        ("atoll_round_seconds_count",): 7, ("process_start_time_seconds",): 1e9,
+        ("atoll_round_seconds_count",): 7, ("process_start_time_seconds",): 1e9, ("atoll_disk_full",): 0,
     }  # fmt: skip
     resident = found.pop(("process_resident_memory_bytes",), None)
     assert found == expected
@@ -188,6 +192,43 @@ def test_a_monitor_is_held_while_it_lasts_and_says_how_it_ended(tmp_path: Path) 
     assert last_said(tmp_path)["reason"] == "no disk"
 
 
+def test_metrics_right_after_a_restart_are_those_before_it(tmp_path: Path) -> None:
+    """Parties may take an hour to come back: until then nothing is noted."""
+    facts = ({"what": "round", "round": 6, "epsilon": 1.0}, {"what": "round", "round": 7, "epsilon": 1.5})
+    past = Past({"rounds": 7, "t": 7}, facts)
+    with Monitor(tmp_path, 30, past=past) as monitor:
+        found = samples(metrics(monitor.status()))
+        assert found["atoll_rounds_done",] == 7
+        assert found["atoll_epsilon",] == 1.5
+        assert monitor.status()["state"] == "waiting"
+
+
+def test_an_answer_that_cannot_be_stored_is_a_state_and_an_alarm(tmp_path: Path) -> None:
+    why = "cannot write to run: No space left on device; free some space"
+    (tmp_path / "job.toml").write_text("rounds = 30\n")
+    with Monitor(tmp_path, 30, "127.0.0.1:0") as monitor:
+        monitor(Note("round", {"round": 4}))
+        for said, code in ((why, 503), ("", 200)):
+            monitor.follow(lambda said=said: {"over": "", "needed": 0, "unwritten": said})  # type: ignore[misc]
+            found, text = get(str(monitor.status()["health"]), "/health")
+            assert found == code
+            assert json.loads(text)["state"] == ("full" if said else "running")
+            assert json.loads(text)["reason"] == said
+            assert samples(metrics(monitor.status()))["atoll_disk_full",] == bool(said)
+            monitor._write()
+            assert (why in next(iter(in_words(status(tmp_path))))) == bool(said)
+
+
+def test_a_body_that_does_not_fit_on_the_disk_is_told_to_the_service(federation: Any) -> None:
+    """The party is told to come again; a disk that is away stands for one that is full."""
+    federation.serve(limits=Limits(memory=1))
+    federation.server._folder = federation.folder / "gone"
+    header = header_of("answer", "r/1", b"x" * 100)
+    with pytest.raises(Unreachable, match="cannot write to its disk just now"):
+        federation.party().push(header, b"x" * 100)
+    assert any(call[0] == "unwritten" and "gone" in call[1] for call in federation.service.calls)
+
+
 def test_a_process_that_has_the_number_of_a_dead_server_is_not_the_server(tmp_path: Path) -> None:
     (tmp_path / "server.pid").write_text(str(os.getpid()))  # as SIGKILL leaves it, and the number was given again
     assert server_of(tmp_path) is None
@@ -201,7 +242,7 @@ def test_the_time_that_remains_is_of_the_last_rounds(tmp_path: Path) -> None:
     facts += [{"what": "round", "round": t, "time": 5.0 + 2.0 * t} for t in (1, 2, 3)]
     facts += [{"what": "resume", "round": 3, "time": 1.0}, {"what": "round", "round": 4, "time": 3.0, "epsilon": 1.5}]
     facts += [{"what": "rejected", "party": "ben", "reason": "size", "why": "too long", "time": 4.0}]
-    (tmp_path / "facts.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    (tmp_path / "facts.jsonl").write_text("".join(seal(fact) + "\n" for fact in facts))
     with Monitor(tmp_path, 10) as monitor:
         monitor(Note("round", {"round": 4}))
         monitor.follow(lambda: {"over": "", "needed": 0, **{k: SAID[k] for k in ("parties", "questions")}})

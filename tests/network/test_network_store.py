@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import Unwritable
-from atoll.runtimes.network.server.store import Store
+from atoll.journal import Damaged
+from atoll.runtimes.network.server.store import Store, opened
 from atoll.runtimes.network.server.tables import MOVES, BadStore, Illegal, Stranger
 
 ROSTER = [(name, f"key of {name}") for name in ("ann", "bob", "cleo", "dan")]
@@ -32,11 +34,11 @@ NONE = digest(b"")
 
 @pytest.fixture(name="store")
 def a_store(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path) as opened:
-        opened.enrol(ROSTER)
-        opened.create("r")
-        opened.move("r", "running")
-        yield opened
+    with Store(tmp_path) as made:
+        made.enrol(ROSTER)
+        made.create("r")
+        made.move("r", "running")
+        yield made
 
 
 def check_whole(folder: Path) -> None:
@@ -309,11 +311,51 @@ def test_files_of_others_and_of_other_versions_are_refused(tmp_path: Path) -> No
     with pytest.raises(BadStore, match="another program's"):
         Store(tmp_path)
     path.write_bytes(b"not a database at all, and long enough to have a header" * 100)
-    with pytest.raises(BadStore, match="damaged or not a store"):
+    with pytest.raises(Damaged, match="damaged or not a store"):
         Store(tmp_path)
     path.write_bytes(good)
     with Store(tmp_path) as store:
         store.create("r")
+
+
+def test_whatever_bit_of_a_store_flips_parties_keep_their_numbers(tmp_path: Path) -> None:
+    """Only a mark of another program or version is refused: that may be so."""
+    roster, numbers = {"ben": "b", "cleo": "c", "ada": "a"}, {"ada": 2, "ben": 5}
+    store, damaged = opened(tmp_path, roster, numbers)
+    assert {m.name: m.number for m in store.members()} == {"ada": 2, "ben": 5, "cleo": 6}
+    assert not damaged
+    store.create("run")
+    store.close()
+    whole, chance = (tmp_path / "server.sqlite").read_bytes(), random.Random(3)
+    moved, used = 0, [at for at, byte in enumerate(whole) if byte]
+    for _ in range(60):
+        wrong = bytearray(whole)
+        wrong[chance.choice(used)] ^= 1 << chance.randrange(8)
+        (tmp_path / "server.sqlite").write_bytes(wrong)
+        try:
+            store, damaged = opened(tmp_path, roster, {**numbers, "cleo": 6})
+        except BadStore:
+            continue
+        assert {m.name: m.number for m in store.members() if m.listed} == {"ada": 2, "ben": 5, "cleo": 6}
+        moved += bool(damaged)
+        store.close()
+    assert moved, "some damage was noticed"
+
+
+@pytest.mark.parametrize("what", ["name", "number"])
+def test_a_store_with_another_name_or_number_is_moved_aside(tmp_path: Path, what: str) -> None:
+    roster = {"ada": "key of ada", "ben": "key of ben"}
+    store, _ = opened(tmp_path, roster, {})
+    with store._write() as db:
+        change = "name = 'adb'" if what == "name" else "party = 3"
+        db.execute(f"UPDATE members SET {change} WHERE name = 'ada'")
+    store.close()
+    store, (said,) = opened(tmp_path, roster, {"ada": 0, "ben": 1})
+    assert "server.sqlite is damaged" in said
+    assert "taken from the facts" in said
+    assert {m.name: m.number for m in store.members()} == {"ada": 0, "ben": 1}
+    assert (tmp_path / "server.sqlite.damaged").is_file()
+    store.close()
 
 
 def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:

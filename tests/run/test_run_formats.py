@@ -126,9 +126,9 @@ def test_a_served_run_of_the_release_is_not_gone_on_with(tmp_path: Path) -> None
 def test_served_runs_write_their_format(tmp_path: Path) -> None:
     from atoll.runtimes.network.server.serve import kept
 
-    assert kept(tmp_path, 'name = "x"\n') is None
+    assert kept(tmp_path, 'name = "x"\n').memory is None
     assert (tmp_path / "format").read_text() == "2\n"
-    assert kept(tmp_path, 'name = "x"\n') is None
+    assert kept(tmp_path, 'name = "x"\n').memory is None
     with pytest.raises(Mismatch, match="a run of another job"):
         kept(tmp_path, 'name = "y"\n')
 

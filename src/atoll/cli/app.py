@@ -199,10 +199,10 @@ def edge(
 
 @app.command()
 def status(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="the run folder of a server")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a server, a party or an edge")],
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
-    """Say how a served run is doing."""
+    """Say how a served run is doing, or a party or an edge."""
     from atoll.cli.status import status_of
 
     status_of(run, as_json)

@@ -64,7 +64,7 @@ def single(facts: Mapping[str, Any]) -> dict[str, object]:
 def log_note(note: Note) -> None:
     """Log what the journal is told: a sink."""
     facts = dict(note.facts) | ({"job": note.job.get("name")} if note.job else {})
-    level = logging.WARNING if note.what in ("rejected", "declined", "refused", "waiting") else logging.INFO
+    level = logging.WARNING if note.what in ("rejected", "declined", "refused", "waiting", "damaged") else logging.INFO
     log.log(level, "", extra={"event": note.what, "facts": facts})
 
 

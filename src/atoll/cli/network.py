@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.exits import RunEnded
@@ -73,7 +74,7 @@ def serve_job(
             )  # fmt: skip
         except KeyboardInterrupt:
             progress.close()
-            say("stopped", f"stopped; nothing is lost. Go on by serving the same job with --run {run}")
+            say("stopped", f"stopped; nothing is lost. Go on by serving the same job with --run {quote(str(run))}")
             raise
         except AtollError as error:
             raise RunEnded(str(error)) if began else error from None

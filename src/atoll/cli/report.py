@@ -15,5 +15,8 @@ def report_run(folder: Path) -> None:
     record = read(folder)
     about = next((f for f in record.facts if f["what"] == "start"), None)
     if about is None:
-        raise NoRun(f"{folder}/facts.jsonl has no start: the run ended before it began; run the job again")
+        found = f" ({'; '.join(record.damaged)})" if record.damaged else ""
+        raise NoRun(f"{folder}/facts.jsonl has no start{found}: resume the run, or run the job again")
+    for sentence in record.damaged:
+        sys.stderr.write(f"atoll: {sentence}\n")
     sys.stdout.write(f"{write(folder / 'report.html', about, record.facts)}\n")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from atoll.core.effects import Note
@@ -41,7 +42,8 @@ def run_job(
     except KeyboardInterrupt:
         progress.close()
         folder = progress.folder or resume
-        sys.stderr.write(f"\nstopped; nothing is lost. Go on with: atoll run --resume {folder}\n" if folder else "\n")
+        again = f"stopped; nothing is lost. Go on with: atoll run --resume {quote(str(folder))}\n"
+        sys.stderr.write(f"\n{again}" if folder else "\n")
         raise
     finally:
         for sink in sinks:
@@ -50,7 +52,7 @@ def run_job(
     try:
         report = run.report(run.folder / "report.html")
     except OSError as reason:
-        remedy = f"free some space, then: atoll report {run.folder}"
+        remedy = f"free some space, then: atoll report {quote(str(run.folder))}"
         raise Unwritable(f"cannot write {run.folder}/report.html: {reason.strerror}; {remedy}") from None
     models = "".join(f"model  {path}\n" for path in sorted(run.folder.glob("model*.safetensors")))
     sys.stdout.write(f"ended: {run.reason}\nrun    {run.folder}\n{models}report {report}\n")
@@ -129,13 +131,16 @@ class Progress:
         show: dict[str, Callable[[Any], None]] = {
             "start": self._start, "resume": self._start, "evaluation": self._evaluate, "round": self._round,
             "folder": self._name,
-            "end": self._end,
+            "end": self._end, "damaged": self._damaged,
         }  # fmt: skip
         if note.what in show:
             show[note.what](note.facts)
 
     def _name(self, facts: Any) -> None:
         self.folder = Path(facts["path"])
+
+    def _damaged(self, facts: Any) -> None:
+        self._stream.write(f"{facts['why']}\n")
 
     def _start(self, facts: Any) -> None:
         done = self._done = facts["round"]

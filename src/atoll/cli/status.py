@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
@@ -49,12 +50,21 @@ class RunStatus(TypedDict):
     parties: dict[str, PartyStatus]
     questions: list[OpenQuestion]
     rejected: dict[str, Rejections]
+    damaged: list[str]
 
 
 def status_of(run: Path, as_json: bool) -> None:
-    """Say how a served run is doing."""
-    said = status(run)
-    sys.stdout.write(json.dumps(said) + "\n" if as_json else "".join(f"{line}\n" for line in in_words(said)))
+    """Say how a served run is doing, or a party or an edge whose folder this is."""
+    from atoll.cli import party_status as party
+
+    said: Mapping[str, object]
+    if party.is_party(run):
+        said = found = party.party_status(run)
+        words = party.in_words(found)
+    else:
+        said = served = status(run)
+        words = in_words(served)
+    sys.stdout.write(json.dumps(said) + "\n" if as_json else "".join(f"{line}\n" for line in words))
 
 
 def stop_run(run: Path) -> None:
@@ -77,7 +87,7 @@ def stop_run(run: Path) -> None:
                 f"end it with kill -9 {pid}; no round that was done is lost"
             )
         time.sleep(0.05)
-    sys.stdout.write(f"stopped; nothing is lost. Go on by serving the same job with --run {run}\n")
+    sys.stdout.write(f"stopped; nothing is lost. Go on by serving the same job with --run {quote(str(run))}\n")
 
 
 def status(run: Path) -> RunStatus:
@@ -109,13 +119,15 @@ def status(run: Path) -> RunStatus:
         "parties": _parties(facts, said, live),
         "questions": said.get("questions", []) if live else [],
         "rejected": _rejected(facts),
+        "damaged": list(record.damaged),
     }
 
 
 def _state(run: Path, facts: list[dict[str, object]], said: Mapping[str, Any], live: bool) -> tuple[str, str]:
-    again = f"serve the same job with --run {run} to resume it" if said else f"atoll run --resume {run} resumes it"
+    where = quote(str(run))
+    again = f"serve the same job with --run {where} to resume it" if said else f"atoll run --resume {where} resumes it"
     if live:
-        return said.get("state", "running"), ""
+        return said.get("state", "running"), str(said.get("reason", "")) if said.get("state") == "full" else ""
     ended = next((str(f["reason"]) for f in reversed(facts) if f["what"] == "end"), None)
     if ended is not None:
         return "finished", ended
@@ -194,6 +206,8 @@ def in_words(said: RunStatus) -> Iterator[str]:
         yield f"  refused by {name}: {why}"
     for name, bad in said["rejected"].items():
         yield f"  rejected: {bad['count']} of {name}, the last: {bad['last']}"
+    for sentence in said["damaged"]:
+        yield f"  {sentence}"
     if said["epsilon"] is not None:
         from atoll.privacy.account import in_epsilon
 

@@ -2,21 +2,26 @@
 
 A folder says its format in a file of one line. Folders of release 0.1 have none: they are format 1. Their words are
 translated here, so that whoever reads a record knows only today's.
+
+Whatever is damaged or lost is left out or taken from elsewhere in the folder, and said in a sentence: the facts have
+the job, too, and there are two checkpoints.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from atoll.core.effects import number
 from atoll.core.errors import AtollError
-from atoll.core.tree import Tree, nest
+from atoll.core.tree import Tree
 from atoll.job.migrate import migrate
 from atoll.job.renames import METRICS
+from atoll.journal.sealed import Damaged, load, unseal
 
 FORMAT = 2
 CHECKPOINTS = {1: "keep", 2: "checkpoints"}  # by format
@@ -38,6 +43,25 @@ class OtherFormat(AtollError, ValueError):
     code = "other_format"
 
 
+class Past(NamedTuple):
+    """What a run goes on from; of a new one, nothing.
+
+    Attributes:
+        memory: the newest checkpoint that is whole, if any.
+        facts: what was noted up to it.
+        damaged: sentences, one for each thing that was found damaged or lost.
+    """
+
+    memory: Tree | None = None
+    facts: tuple[dict[str, object], ...] = ()
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are done."""
+        return _rounds(self.memory) if self.memory else 0
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """A run as its folder describes it.
@@ -47,34 +71,54 @@ class RunRecord:
         job: the job, as in job.toml.
         facts: the recorded facts.
         format: number of the format of the folder. Default: that of this release.
+        damaged: a sentence for each thing that was found damaged or lost. Default: none.
 
     Example:
         >>> from pathlib import Path
         >>> from atoll.journal import RunRecord
-        >>> RunRecord(Path("run"), {}, [{"what": "round", "round": 1}, {"what": "end"}]).until(1)
-        [{'what': 'round', 'round': 1}]
+        >>> RunRecord(Path("run"), {}, [{"what": "round", "round": 1}, {"what": "end"}]).done()
+        1
     """
 
     folder: Path
     job: dict[str, object]
     facts: list[dict[str, object]]
     format: int = FORMAT
+    damaged: tuple[str, ...] = ()
 
-    def until(self, t: int) -> list[dict[str, object]]:
-        """Return the facts up to round t, as a run that resumes there has them."""
-        return [f for f in self.facts if f["what"] != "end" and (number(f, "round") or 0) <= t]
+    def done(self) -> int:
+        """Return how many rounds were done, as the facts say; at least one if there is a checkpoint after the first."""
+        said = max((int(number(f, "round") or 0) for f in self.facts if f["what"] == "round"), default=0)
+        return said or int(any(path.stem.strip("0") for path in self._checkpoints()))
 
     def memory(self) -> Tree | None:
         """Return the newest checkpoint that is whole, or None."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        return self.past().memory
 
-        for path in sorted((self.folder / CHECKPOINTS[self.format]).glob("*.safetensors"), reverse=True):
+    def past(self, fits: Callable[[Tree], None] = lambda _: None) -> Past:
+        """Return what the run goes on from: the newest checkpoint that is whole, and the facts up to it.
+
+        Args:
+            fits: raises Damaged for a checkpoint whose other files are not whole. Default: there are none.
+        """
+        damaged = list(self.damaged)
+        for path in reversed(self._checkpoints()):
             try:
-                return nest(load_file(path))
-            except (SafetensorError, OSError, ValueError):
-                continue  # torn by a crash: the one before it is whole
-        return None
+                memory = load(path, sealed=self.format > 1)
+                fits(memory)
+            except Damaged as reason:
+                damaged.append(str(reason))
+                continue
+            facts = until(self.facts, _rounds(memory), unseen="unseen" in memory)
+            return Past(memory, tuple(facts), tuple(damaged))
+        return Past(None, (), tuple(damaged))
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.folder / CHECKPOINTS[self.format]).glob("*.safetensors"))
+
+
+def _rounds(memory: Tree) -> int:
+    return int(memory.get("rounds", memory["t"]))  # a checkpoint of release 0.1 counts nothing else
 
 
 def read(folder: str | Path) -> RunRecord:
@@ -94,15 +138,40 @@ def read(folder: str | Path) -> RunRecord:
         'all 2 rounds done'
     """
     folder = Path(folder)
-    if not (folder / "job.toml").is_file():
-        raise NoRun(f"{folder} is no run folder (it has no job.toml): runs are named at the end of atoll run")
     written = format_of(folder)
-    job = tomllib.loads((folder / "job.toml").read_text(encoding="utf-8"))
-    found = facts(folder / "facts.jsonl")
+    found, damaged = facts(folder / "facts.jsonl", sealed=written > 1)
+    if not found and any((folder / CHECKPOINTS[written]).glob("*.safetensors")):
+        damaged.append(f"{folder}/facts.jsonl is lost: what was noted before the newest checkpoint is not known")
+    job, why = _job_of(folder, found, sealed=written > 1)
+    damaged += [why] if why else []
     if written == 1:
         served = (folder / "status.json").is_file()
         job, found = migrate(job), [_today(fact, served=served) for fact in found]
-    return RunRecord(folder, job, found, written)
+    return RunRecord(folder, job, found, written, tuple(damaged))
+
+
+def _job_of(folder: Path, found: list[dict[str, object]], *, sealed: bool) -> tuple[dict[str, object], str]:
+    """Return the job of a folder, and what is wrong with its job.toml; the facts have it, too."""
+    from atoll.job.file import dumps
+
+    path = folder / "job.toml"
+    try:
+        job = tomllib.loads(path.read_text(encoding="utf-8"))
+        broken = "is another job than the run began with"
+    except FileNotFoundError:
+        job, broken = None, "is lost"
+    except (OSError, ValueError):
+        job, broken = None, "is damaged"
+    said = (f.get("job") for f in found if f["what"] == "start")
+    begun = next((table for table in said if isinstance(table, dict)), None)
+    if job is None and begun is None:
+        if any(path for name in CHECKPOINTS.values() for path in (folder / name).glob("*.safetensors")):
+            raise Damaged(f"{path} {broken}, and the facts do not have the job: put the file back from a copy")
+        what = "its job.toml is damaged, and nothing was done yet" if path.is_file() else "it has no job.toml"
+        raise NoRun(f"{folder} is no run folder ({what}): runs are named at the end of atoll run")
+    if begun is not None and (job is None or (sealed and dumps(job) != dumps(begun))):
+        return tomllib.loads(dumps(begun)), f"{path} {broken}: the job is taken from the facts"
+    return job or {}, ""
 
 
 def reopen(folder: str | Path) -> RunRecord:
@@ -133,11 +202,13 @@ def reopen(folder: str | Path) -> RunRecord:
 def format_of(folder: Path) -> int:
     """Return the format of a run folder; refuse one that this release does not know."""
     file = folder / "format"
-    if not file.is_file():
-        return 1
+    if not file.is_file():  # those of release 0.1 have none; of a later one it is lost
+        return FORMAT if (folder / CHECKPOINTS[FORMAT]).is_dir() else 1
     text = file.read_text(encoding="utf-8", errors="replace").strip()
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise OtherFormat(f"{file} says {text[:20]!r} and not a format number: restore the run folder from a copy")
+        raise OtherFormat(
+            f"{file} says {text[:20]!r} and not a format number: it is damaged; if this release made the run, delete it"
+        )
     if int(text) > FORMAT:
         raise OtherFormat(
             f"{folder} has format {int(text)}, and this release reads up to {FORMAT}: "
@@ -164,17 +235,44 @@ def _today(fact: dict[str, object], *, served: bool) -> dict[str, object]:
     return said
 
 
-def facts(path: Path) -> list[dict[str, object]]:
-    """Read facts; a torn last line is ignored, and what a resumed run did again is taken from the later time."""
+def facts(path: Path, *, sealed: bool = True) -> tuple[list[dict[str, object]], list[str]]:
+    """Read facts, and say which lines are damaged; those are left out.
+
+    A torn last line is ignored, and what a resumed run did again is taken from the later time.
+    """
     kept: list[dict[str, object]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            fact = json.loads(line)
-        except ValueError:
+    bad: list[int] = []
+    parse = unseal if sealed else _loose
+    *lines, torn = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    for k, line in enumerate([*lines, torn] if parse(torn) else lines, 1):
+        fact = parse(line)
+        if fact is None:
+            bad.append(k)
             continue
-        if fact.get("what") == "start":  # nothing was kept before it: all was done again
-            kept = []
-        if fact.get("what") == "resume":
-            kept = [f for f in kept if f.get("round", 0) <= fact["round"] and f["what"] != "end"]
+        again = fact.pop("again", False)
+        if fact["what"] == "start" and again:  # its line was lost
+            kept.insert(0, fact)
+            continue
+        if fact["what"] == "start":  # nothing was kept before it: all was done again, by who had come
+            kept = [f for f in kept if f["what"] == "joined"]
+        if fact["what"] == "resume":
+            kept = until(kept, int(number(fact, "round") or 0), unseen=bool(fact.get("unseen")))
         kept.append(fact)
-    return kept
+    shown = ", ".join(map(str, bad[:5])) + (" and others" if len(bad) > 5 else "")
+    words = f"lines {shown} are" if len(bad) > 1 else f"line {shown} is"
+    return kept, [f"{path}: {words} damaged and left out"] if bad and sealed else []
+
+
+def until(facts: list[dict[str, object]], t: int, *, unseen: bool = False) -> list[dict[str, object]]:
+    """Return the facts that a run has which resumes after round t; `unseen`: the model of that is evaluated again."""
+    last = {"evaluation": t - 1, "unevaluated": t - 1} if unseen else {}
+    return [f for f in facts if f["what"] != "end" and (number(f, "round") or 0) <= last.get(str(f["what"]), t)]
+
+
+def _loose(line: bytes) -> dict[str, object] | None:
+    """Read a fact of release 0.1, which had no checksums."""
+    try:
+        fact = json.loads(line)
+    except ValueError:
+        return None
+    return fact if isinstance(fact, dict) and "what" in fact else None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-
-import numpy as np
+from shlex import quote
 
 from atoll.core.disk import replace_file
 from atoll.core.effects import Note, Sink
 from atoll.core.errors import Unwritable
-from atoll.core.tree import Tree, leaves
-from atoll.journal.read import FORMAT
+from atoll.core.tree import Tree
+from atoll.journal.read import FORMAT, Past, RunRecord
+from atoll.journal.sealed import save, seal, unseal
 
 
 class Journal:
@@ -42,29 +42,52 @@ class Journal:
         self._rest, self._sinks = rest, sinks
         self._last = float("-inf")
         self._pending: Tree | None = None
-        self._began = time.time()
+        self._began, self._begun = time.time(), False
         self._file = None
         if folder:
             try:
-                (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-                self._file = (folder / "facts.jsonl").open("a+", encoding="utf-8")
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (folder / "checkpoints").mkdir(exist_ok=True, mode=0o700)
+                self._file = open(folder / "facts.jsonl", "a+", encoding="utf-8", opener=_private)  # noqa: SIM115
                 self._mend()
             except OSError as error:
                 remedy = "choose another folder with --out"
                 raise Unwritable(f"cannot write to {folder}: {error.strerror}; {remedy}") from None
 
     def _mend(self) -> None:
-        """End a line that a crash has torn, so that the next fact starts a new one."""
+        """Cut off a line that a crash has torn, so that the next fact starts a new one."""
         assert self._file
-        text = Path(self._file.name).read_bytes()[-1:]
-        if text not in (b"", b"\n"):
+        path = Path(self._file.name)
+        torn = path.read_bytes().rpartition(b"\n")[2]
+        if unseal(torn):
             self._file.write("\n")
+        elif torn:
+            os.truncate(path, path.stat().st_size - len(torn))
+
+    def begin(self, about: Mapping[str, object], past: Past) -> None:
+        """Note that a run starts, or goes on from its past, and what of that was found damaged.
+
+        Args:
+            about: what is known of a run before its first round.
+            past: what it goes on from.
+        """
+        self.facts[:] = [*past.facts, *(self.facts if not self._begun else ())]  # one that begins again has noted them
+        self._begun = True
+        if past.memory is None:
+            self.note(Note("start", {"round": 0, **about}))
+        else:
+            if not any(fact["what"] == "start" for fact in past.facts):
+                self.note(Note("start", {"round": 0, **about, "again": True}))
+            again = {"unseen": True} if "unseen" in past.memory else {}
+            self.note(Note("resume", {"round": past.rounds, **again}))
+        for why in past.damaged:
+            self.note(Note("damaged", {"round": past.rounds, "why": why}))
 
     def note(self, note: Note) -> None:
         fact = {"what": note.what, **note.facts, "time": round(time.time() - self._began, 4)}
         self.facts.append(fact)
         if self._file:
-            self.guard(lambda: self._write(json.dumps(fact, default=_plain) + "\n"))
+            self.guard(lambda: self._write(seal(fact) + "\n"))
         for sink in self._sinks:
             sink(note)
 
@@ -101,28 +124,26 @@ class Journal:
         except OSError as error:
             raise Unwritable(
                 f"cannot write to {self.folder}: {error.strerror}; free some space, "
-                f"then resume it: atoll run --resume {self.folder}"
+                f"then resume it: atoll run --resume {quote(str(self.folder))}"
             ) from None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def write_format(folder: Path) -> None:
     """Say in which format a new run folder is written; before its job.toml, by which it is a run folder."""
-    (folder / "format").write_text(f"{FORMAT}\n", encoding="utf-8")
+    replace_file(folder / "format", f"{FORMAT}\n".encode(), mode=0o600, sync=False)
 
 
-def save(path: Path, tree: Tree) -> None:
-    """Write a tree of arrays so that the file is the old or the new one, whatever happens."""
-    from safetensors.numpy import save as serialise
+def mend(record: RunRecord) -> None:
+    """Write the job of a damaged folder anew; what stood there is kept beside it, for people."""
+    from atoll.job.file import dumps
 
-    flat = {name: np.asarray(leaf, order="C") for name, leaf in leaves(tree)}
-    replace_file(path, serialise(flat))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value)
+    path, text = record.folder / "job.toml", dumps(record.job)
+    write_format(record.folder)
+    if not path.is_file() or path.read_bytes() != text.encode():
+        with suppress(FileNotFoundError):
+            path.replace(path.with_name("job.toml.damaged"))
+        replace_file(path, text.encode(), mode=0o600, sync=False)

@@ -164,22 +164,28 @@ class Federate(Program):
         return seen_by_phase({name: one.combine.seen(one.wire, self.world) for name, one in self.exchanges.items()})
 
     async def run(self, who: Mapping[str, Cohort], agreed: Agreed, world: World, memory: Tree | None) -> State:
-        """Train until a reason to stop. `memory` is the checkpoint of an earlier run."""
+        """Train until a reason to stop. `memory` is the checkpoint of an earlier run.
+
+        A checkpoint has a new model before anybody is shown it: noise that was seen is never drawn again.
+        """
         run = _restored(self, memory) if memory else _started(self, world)
         if not memory:
-            run = await _evaluate(self, run, who[PARTY], world)
             await checkpoint(_memory(run))
         if run.used is not None:  # from the start: nobody remembers an answer that was not used
             await settle(run.used)
-        said = _said(self, run.history)
-        while not said and run.history.rounds < agreed.rounds:
+        while True:
+            if run.unseen:
+                run = await _evaluate(self, run, who[PARTY], world)
+            said = _said(self, run.history)
+            if said or run.history.rounds >= agreed.rounds:
+                break
             before = run.history.rounds
             run = await _ask(self, run, world)
             done = run.history.rounds
-            if done > before and (done % self.eval_every == 0 or done == agreed.rounds):
-                run = await _evaluate(self, run, who[PARTY], world)
+            due = done > before and (done % self.eval_every == 0 or done == agreed.rounds)
+            run = run._replace(unseen=due)
             await checkpoint(_memory(run))
-            said = _said(self, run.history)
+        await checkpoint(_memory(run))
         spent = self.spent(run.history.t, last=True) if self.spent else {}
         reason = said or all_done(agreed.rounds)
         await note("end", round=run.history.rounds, reason=reason, complete=not said, **spent)
@@ -197,6 +203,7 @@ class _Run(NamedTuple):
     cohort: Cohort | None  # who answered the phase before
     begun: State  # as it was when the round began
     in_vain: int = 0  # asks in a row that had too few answers
+    unseen: bool = False  # whether the model is still to be evaluated
 
 
 def _declared(shown: Layout, phase: Phase) -> Layout:
@@ -223,7 +230,8 @@ def _started(plan: Federate, world: World) -> _Run:
     better = plan.evaluation.better if plan.evaluation else {}
     channels = {phase: exchange.codec.start for phase, exchange in plan.exchanges.items()}
     state = plan.method.init(world, everybody)
-    return _Run(state, History(better=better), channels, plan.select.start(everybody), _unused(plan), None, state)
+    memory = plan.select.start(everybody)
+    return _Run(state, History(better=better), channels, memory, _unused(plan), None, state, unseen=True)
 
 
 async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
@@ -365,7 +373,7 @@ def _facts(exchange: Exchange, question: Tree, pick: Pick, replies: Replies) -> 
 async def _evaluate(plan: Federate, run: _Run, parties: Cohort, world: World) -> _Run:
     """Evaluate where the plan says and note what was seen."""
     if plan.evaluation is None:
-        return run
+        return run._replace(unseen=False)
     history = run.history
     body: dict[str, Any] = {"broadcast": plan.method.broadcast(run.state), "t": history.t}
     seen: dict[str, float] = {}
@@ -388,7 +396,7 @@ async def _evaluate(plan: Federate, run: _Run, parties: Cohort, world: World) ->
         spent = {name: replies.facts[name] for name in ("seconds", "compile", "died") if name in replies.facts}
         await note("evaluation", round=history.rounds, split=split, **metrics, **spread, **spent)
     curves = {m: (*history.curves.get(m, ()), (history.rounds, v)) for m, v in seen.items()}
-    return run._replace(history=replace(history, curves={**history.curves, **curves}))
+    return run._replace(history=replace(history, curves={**history.curves, **curves}), unseen=False)
 
 
 def _memory(run: _Run) -> Tree:
@@ -405,6 +413,7 @@ def _memory(run: _Run) -> Tree:
     counts = {"t": history.t, "rounds": history.rounds, "elapsed": history.elapsed}
     middle: dict[str, Any] = {} if run.begun is run.state else {"begun": run.begun}  # of a round
     middle |= {} if run.cohort is None or not middle else {"cohort": run.cohort}
+    middle |= {"unseen": True} if run.unseen else {}
     return {"state": run.state, "curves": curves, **counts, **kept, **middle}
 
 
@@ -429,5 +438,5 @@ def _restored(plan: Federate, memory: Tree) -> _Run:
         used[np.asarray(memory["used"]["parties"])] = memory["used"]["t"]
     return _Run(
         memory["state"], history, channels, memory.get("select", {}), used, memory.get("cohort"),
-        memory.get("begun", memory["state"]),
+        memory.get("begun", memory["state"]), unseen="unseen" in memory,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +42,12 @@ def open_run(folder: str | Path, data: Federated | None = None) -> Run:
     from atoll.job.roles import RoleJob
 
     record = read(folder)
-    memory = record.memory()
+    memory, _, damaged = record.past()
     if memory is None:
-        raise NoRun(f"{folder} holds no whole checkpoint: run its job.toml again")
+        found = f" ({'; '.join(damaged)})" if damaged else ""
+        raise NoRun(f"{folder} holds no whole checkpoint{found}: run its job.toml again")
+    for sentence in damaged:
+        warnings.warn(sentence, stacklevel=2)
     said = any_from_table(record.job)
     if isinstance(said, RoleJob):
         raise NoRun(f"{folder} holds a program with roles: each role has a model of its own, in model-ROLE.safetensors")

@@ -19,7 +19,7 @@ from atoll.combine.protocol import PartySession
 from atoll.core.disk import replace_file
 from atoll.core.effects import Note, Sink, drive
 from atoll.core.given import number
-from atoll.core.tree import Array, Tree
+from atoll.core.tree import Array
 from atoll.core.wire import ClientSide, Member, Mismatch
 from atoll.core.world import World
 from atoll.crypto.keys import Identity
@@ -28,8 +28,9 @@ from atoll.crypto.secagg.policy import SpentHere
 from atoll.data.federated import Federated
 from atoll.job.assemble import Assembled, Dropouts, agreement_of, assemble
 from atoll.job.job import Job, check_job
-from atoll.journal import Journal, reopen
-from atoll.journal.write import save, write_format
+from atoll.journal import Journal, Past, reopen
+from atoll.journal.sealed import save
+from atoll.journal.write import mend, write_format
 from atoll.runtimes.given import check_given, check_switches
 from atoll.runtimes.local.memory import PartyMemory
 from atoll.runtimes.local.simulator import Simulator
@@ -234,16 +235,17 @@ def _train(
     )
     record = reopen(resume) if resume else None
     folder = record.folder if record else new_folder(Path(out), job.name) if out else None
-    memory = record.memory() if record else None
-    about = describe(assembled, data, seed)
+    parties = PartyMemory(folder)
+    past = record.past(parties.fits) if record else Past()
+    memory, about = past.memory, describe(assembled, data, seed)
     if record and dumps(record.job) != dumps(about["job"]):
         raise BadJob(f"{folder} holds a run of another job or seed: resume with that one (its job.toml), or start anew")
     journal = Journal(folder, sinks=sinks)
     runtime = None
     try:
-        if memory and record:
-            journal.facts += record.until(_round(memory))
-        if folder and not record:
+        if record:
+            journal.guard(lambda: mend(record))
+        elif folder:
             journal.guard(lambda: write_job(folder, about))
         if folder:
             for sink in sinks:
@@ -252,10 +254,10 @@ def _train(
             hands = {**hands, "workers": how_many(assembled)}
         runtime = Simulator(
             assembled.handlers, assembled.splits, world, availability=Dropouts(job.availability.drop, seed),
-            journal=journal, memory=PartyMemory(folder), client=peers.sides(assembled) if peers else None,
+            journal=journal, memory=parties, client=peers.sides(assembled) if peers else None,
             elapsed=float(memory["elapsed"]) if memory else 0.0, **hands,
         )  # fmt: skip
-        journal.note(Note("resume", {"round": _round(memory)}) if memory else Note("start", {"round": 0, **about}))
+        journal.begin(about, past)
         if memory:
             runtime.restore(memory)
         state = drive(assembled.running(memory), runtime)
@@ -269,10 +271,6 @@ def _train(
             journal.flush()
         journal.close()
     return run
-
-
-def _round(memory: Tree | None) -> int:
-    return int(memory["rounds"]) if memory else 0
 
 
 def how_many(assembled: Assembled) -> int:
@@ -374,4 +372,4 @@ def write_job(folder: Path, about: Mapping[str, Any]) -> None:
     from atoll.job.file import dumps
 
     write_format(folder)
-    replace_file(folder / "job.toml", dumps(about["job"]).encode(), sync=False)
+    replace_file(folder / "job.toml", dumps(about["job"]).encode(), mode=0o600, sync=False)

@@ -113,7 +113,7 @@ class Spent:
 
     def spend(self, session: bytes, round_no: int, step: int) -> None:
         _refuse_again(self.last(session), round_no, step)
-        replace_file(self._path(session), f"{round_no} {step}\n".encode())
+        replace_file(self._path(session), f"{round_no} {step}\n".encode(), mode=0o600)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ class _Map:
         self._on_disk = folder is not None or not hasattr(os, "memfd_create")
         if self._on_disk:
             if folder:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=folder, prefix="memory-") as file:
                 self._fd = os.dup(file.fileno())
         else:

@@ -23,9 +23,10 @@ import msgspec
 import numpy as np
 
 from atoll.core.disk import sync_folder
-from atoll.core.errors import AtollError, Unwritable
-from atoll.core.tree import Array
+from atoll.core.errors import Unwritable
+from atoll.core.tree import Array, Tree
 from atoll.core.wire import Mismatch
+from atoll.journal.sealed import Damaged
 from atoll.runtimes.local.arena import Form, Ragged, Rows, extended, pieces
 
 _CHUNK = 1 << 22  # bytes that are copied at a time
@@ -36,12 +37,6 @@ _FOOT = struct.Struct("<QI")  # bytes of the whole record, CRC-32 of all of it u
 _NAME = re.compile(r"memory-(\d+)\.log")
 
 _Block = tuple[str, Array, Array]  # name of the leaf, which of the parties have it (indices), their rows
-
-
-class Damaged(AtollError, ValueError):
-    """The log of a checkpoint is missing or damaged; the sentence names the file."""
-
-    code = "memory_damaged"
 
 
 class Recalled(NamedTuple):
@@ -152,6 +147,10 @@ class PartyMemory:
             table.changed[:] = False
         self._table, self._tail = table, tail
         self._written = [tail.log if tail else 0]
+
+    def fits(self, checkpoint: Tree) -> None:
+        """Rebuild the state of a checkpoint, if its log is whole."""
+        self.restore(checkpoint.get("parties", {}))
 
     def prune(self, token: Mapping[str, Any]) -> None:
         """Delete the logs that are needed neither by this checkpoint nor by the one before it.
@@ -288,6 +287,7 @@ def _append(folder: Path, before: _Tail, table: _Table, slots: Array, t: int) ->
     """Write what the parties of these slots remember as one record; return where it ends."""
     path, check = before.path(folder), 0
     with path.open("r+b" if before.bytes else "xb") as file:
+        os.fchmod(file.fileno(), 0o600)
         start = file.seek(0, os.SEEK_END)  # a torn record may stand between
         for piece in _record(before, table, slots, t):
             check = zlib.crc32(piece, check)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.core.tree import Array
+from atoll.core.tree import Array, leaves
 from atoll.crypto.keys import Refused
+from atoll.journal.sealed import Damaged, load
 
 NEW = -1  # the number of the checkpoint that a run starts from
 _NUMBER = "number"
@@ -112,23 +113,21 @@ class RoleMemory:
     def _write(self, name: str, state: _State) -> None:
         if self._folder is None:
             return
-        from safetensors.numpy import save
-
-        from atoll.runtimes.network.server.disk import write_atomic
+        from atoll.runtimes.network.server.disk import write_arrays
 
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        flat = {_LEAF + path: np.asarray(leaf, order="C") for path, leaf in state.leaves.items()}
-        write_atomic(self._folder / f"{name}.safetensors", save({_NUMBER: np.array(state.number), **flat}))
+        path = self._folder / f"{name}.safetensors"
+        write_arrays(path, {_NUMBER: np.array(state.number), **{_LEAF + leaf: x for leaf, x in state.leaves.items()}})
 
     def _read(self, name: str) -> _State | None:
         path = None if self._folder is None else self._folder / f"{name}.safetensors"
         if path is None or not path.is_file():
             return None
-        from safetensors.numpy import load
-
-        flat = load(path.read_bytes())
-        leaves = {key[len(_LEAF) :]: leaf for key, leaf in flat.items() if key.startswith(_LEAF)}
-        return _State(int(flat[_NUMBER]), leaves)
+        try:
+            flat = dict(leaves(load(path)))
+        except Damaged as reason:
+            raise Damaged(f"{reason}: put this party's folder back from a copy, or begin the run anew") from None
+        return _State(int(flat[_NUMBER]), {key[len(_LEAF) :]: x for key, x in flat.items() if key.startswith(_LEAF)})
 
 
 def _same(a: Array, b: Array) -> bool:

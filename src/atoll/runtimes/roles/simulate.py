@@ -23,8 +23,9 @@ from atoll.data.recipe import build
 from atoll.data.roles import ManyData, RoleData, many, nothing, read_role
 from atoll.job.assemble import Dropouts, agreement_of
 from atoll.job.roles import RoleJob, to_table
-from atoll.journal import Journal, read
-from atoll.journal.write import save
+from atoll.journal import Journal, Past, reopen
+from atoll.journal.sealed import save
+from atoll.journal.write import mend
 from atoll.programs.phases import all_done
 from atoll.programs.roles import declared
 from atoll.runtimes.given import check_given
@@ -107,9 +108,10 @@ def simulate_roles(
     check_given(out=out, resume=resume, sinks=sinks)
     held = data_of(job, data)
     text = dumps(to_table(job))
-    record = read(resume) if resume else None
+    record = reopen(resume) if resume else None
     folder = record.folder if record else new_folder(Path(out), job.name) if out else None
-    memory = record.memory() if record else None
+    past = record.past(PartyMemory(folder).fits) if record else Past()
+    memory = past.memory
     if record and dumps(record.job) != text:
         raise BadJob(f"{folder} holds a run of another job or seed: resume with that one (its job.toml), or start anew")
     about = describe(job, {role: one.summary(agreement_of(text)) for role, one in held.items()})
@@ -117,14 +119,15 @@ def simulate_roles(
     elapsed = float(memory["elapsed"]) if memory else 0.0
     roles = SimulatedRoles(job, held, agreement_of(text), journal, folder, elapsed=elapsed)
     try:
-        if memory and record:
-            journal.facts += record.until(int(memory["rounds"]))
+        if memory:
             roles.restore(memory)
-        if folder and not record:
+        if record:
+            journal.guard(lambda: mend(record))
+        elif folder:
             journal.guard(lambda: write_job(folder, about))
         for sink in sinks if folder else ():
             sink(Note("folder", {"path": str(folder)}))
-        journal.note(start_note(about, memory))
+        journal.begin(about, past)
         ended = converse(roles.setup, roles, memory)
         journal.note(end_note(ended.rounds, job.rounds))
         run = RoleRun(job, ended.found, roles.models, journal.facts, folder, about)
@@ -180,11 +183,6 @@ def _held(name: str, role: Role, data: RoleData | Federated | None) -> HeldData:
     if not isinstance(data, Federated):
         raise Mismatch(f"role {name} is played by many parties: give it a federation, as load(…).split(…) makes one")
     return many(data, labels=role.holds != "features")
-
-
-def start_note(about: Mapping[str, Any], memory: Tree | None) -> Note:
-    """Say that a run begins or goes on."""
-    return Note("resume", {"round": int(memory["rounds"])}) if memory else Note("start", {"round": 0, **about})
 
 
 def end_note(done: int, rounds: int) -> Note:

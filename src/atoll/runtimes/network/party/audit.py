@@ -19,7 +19,7 @@ from typing import Self, TypedDict
 
 from atoll.core.disk import sync_folder
 from atoll.core.errors import AtollError, Unwritable
-from atoll.runtimes.network.server.disk import hold
+from atoll.runtimes.network.server.disk import hold_soon
 
 START = "0" * 64  # what stands for the line before the first
 _OWN = frozenset({"n", "time", "before", "what", "self"})
@@ -46,6 +46,8 @@ class AuditLine(TypedDict, total=False):
     before: str
     what: str
     job: str
+    server: str
+    why: str
     asked: str
     sha256: str
     bytes: int
@@ -68,7 +70,7 @@ class AuditLog:
         except OSError as error:
             raise Unwritable(f"cannot write {path}: {error.strerror}; choose another file for the audit") from None
         try:
-            hold(self._file, path.parent, "since a party joins a server only once")
+            hold_soon(self._file, path.parent, "since a party joins a server only once")
             sync_folder(path.parent)
             self._n, self.head, self._size = 0, START, 0
             for raw, _ in _whole_lines(path):
@@ -164,6 +166,11 @@ def spent_this_month(path: Path, now: datetime, *, but: str | None = None) -> fl
         if "epsilon" in line and line["job"] != but and (when.year, when.month) == (now.year, now.month):
             spent[line["job"]] = max(spent.get(line["job"], 0.0), line["epsilon"])
     return math.fsum(spent.values())
+
+
+def lines(path: Path) -> Iterator[AuditLine]:
+    """Yield what every line says, as long as they are as they were written."""
+    return (line for _, line in _whole_lines(path))
 
 
 def _check(facts: Mapping[str, object]) -> None:

@@ -168,7 +168,7 @@ def calling(
     address: str, credentials: PartyTLS | Insecure, folder: Path, times: Times, policy: Policy
 ) -> Iterator[tuple[PartyTransport, AuditLog]]:
     """Open a line to a server, and the record of what leaves by it; the server is told what the policy forbids."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     transport = PartyTransport(address, credentials, times=times, folder=folder)
     with AuditLog(folder / "audit.jsonl") as audit, closing(transport), agreeing(transport, policy):
         yield transport, audit

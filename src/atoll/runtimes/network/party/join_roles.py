@@ -41,7 +41,7 @@ from atoll.runtimes.network.party.join import (
 )
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment
-from atoll.runtimes.network.server.disk import write_atomic
+from atoll.runtimes.network.server.disk import write_arrays
 from atoll.runtimes.roles.memory import RoleMemory
 from atoll.runtimes.roles.side import NO_SESSION, NoSession, Prepared, RoleContext, RoleSide
 
@@ -191,12 +191,9 @@ class RoleDesk:
 
     def _save(self) -> None:
         """Write what this role is left with."""
-        from safetensors.numpy import save
-
         model = self._side.model
         if model:
-            path = self._folder / f"model-{self._role}.safetensors"
-            write_atomic(path, save({name: np.asarray(leaf, order="C") for name, leaf in model.items()}))
+            write_arrays(self._folder / f"model-{self._role}.safetensors", model)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -7,24 +7,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors.numpy import load, save
 
 from atoll.core.disk import sync_folder
 from atoll.core.errors import AtollError
 from atoll.core.party import Remembered
 from atoll.core.question import CODES
-from atoll.core.tree import Array
+from atoll.core.tree import Array, leaves
 from atoll.core.wire import Mismatch
-from atoll.runtimes.network.server.disk import write_atomic
+from atoll.journal.sealed import Damaged, load
+from atoll.runtimes.network.server.disk import write_arrays
 
+KEPT = 2  # committed states, as the server keeps checkpoints
 NEVER = -1  # the last ask whose answer was used, where none was
 
 
 class _State(NamedTuple):
-    """What the answer of ask t left behind: one row a leaf."""
+    """What the answer of ask t left behind: one row a leaf; a sentence instead, where its file is damaged."""
 
     t: int
-    rows: Mapping[str, Array]
+    rows: Mapping[str, Array] | str
 
 
 class OwnMemory:
@@ -32,8 +33,8 @@ class OwnMemory:
 
     An answer leaves with memory that is only provisional. The next question that this party trains for says whether
     the answer was used: then the memory is committed, else it is forgotten. Both are on disk before the answer leaves,
-    so that a party that is killed at any moment goes on from what counts. What was committed before can never be asked
-    for again, since the server has a checkpoint after it: it is deleted, so there are two files at most.
+    so that a party that is killed at any moment goes on from what counts. A server whose newest checkpoint is damaged
+    goes on from the one before, so what was committed before is kept, too: there are three files at most.
 
     Args:
         folder: where it is written, for this job alone.
@@ -42,25 +43,29 @@ class OwnMemory:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max = folder, max_bytes
-        self._committed, self._provisional = self._newest("committed"), self._newest("provisional")
+        self._committed = self._read("committed")  # the newest last
+        self._provisional = next(reversed(self._read("provisional")), None)
 
     def recall(self, used: int) -> Remembered | None:
         """Return what this party remembers, as a group of one, where this was the last ask whose answer was used; None
         before the first. Nothing is committed: a server that fails now may still come back as it was before that ask.
         """
         state = self._at(used)
-        rows = {} if state is None else {name: row[None] for name, row in state.rows.items()}
-        return Remembered(np.ones(1, bool), rows) if rows else None
+        if state is None or not state.rows:
+            return None
+        if isinstance(state.rows, str):
+            raise Damaged(f"{state.rows}: put this party's folder back from a copy, or begin the run anew")
+        return Remembered(np.ones(1, bool), {name: row[None] for name, row in state.rows.items()})
 
-    def remember(self, t: int, leaves: Mapping[str, Any]) -> None:
+    def remember(self, t: int, memory: Mapping[str, Any]) -> None:
         """Note what is to be remembered, should the answer of ask t be used.
 
         Args:
             t: The ask.
-            leaves: By name, one row of booleans or numbers with a leading axis of one party. An object array holds a
+            memory: By name, one row of booleans or numbers with a leading axis of one party. An object array holds a
                 row whose shape may differ from other parties', or None: then this party does not have the leaf.
         """
-        rows = {name: _row(name, leaf) for name, leaf in leaves.items() if leaf[0] is not None}
+        rows = {name: _row(name, leaf) for name, leaf in memory.items() if leaf[0] is not None}
         size = sum(row.nbytes for row in rows.values())
         if size > self._max:
             raise MemoryTooLarge(
@@ -68,19 +73,21 @@ class OwnMemory:
             )
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._forget()
-        write_atomic(self._path("provisional", t), save(rows))
+        write_arrays(self._path("provisional", t), rows)
         self._provisional = _State(t, rows)
 
     def settle(self, used: int) -> None:
         """Commit the provisional memory if the answer of this ask was used; forget it otherwise."""
-        state, before = self._at(used), self._committed
+        state = self._at(used)
         if self._provisional is not None and state is self._provisional:
             self._path("provisional", used).replace(self._path("committed", used))
             sync_folder(self._folder)
+            self._committed.append(state)
             self._provisional = None
-        self._committed = state
-        if before is not None and before is not state:
-            self._path("committed", before.t).unlink(missing_ok=True)
+        kept = [one for one in self._committed if state is not None and one.t <= state.t][-KEPT:]
+        for old in {one.t for one in self._committed} - {one.t for one in kept}:
+            self._path("committed", old).unlink(missing_ok=True)
+        self._committed = kept
         self._forget()
 
     def _at(self, used: int) -> _State | None:
@@ -89,12 +96,13 @@ class OwnMemory:
             return None
         if self._provisional is not None and self._provisional.t == used:
             return self._provisional
-        if self._committed is not None and used < self._committed.t:
+        found = [state for state in self._committed if state.t <= used]
+        if self._committed and not found:
             raise WentBack(
-                f"the server goes back to ask {used + 1}, and this party remembers ask {self._committed.t + 1} only: "
+                f"the server goes back to ask {used + 1}, and this party remembers ask {self._committed[0].t + 1} on: "
                 "serve the run from its newest checkpoint, or begin it anew"
             )
-        return self._committed
+        return found[-1] if found else None
 
     def _forget(self) -> None:
         if self._provisional is not None:
@@ -104,12 +112,16 @@ class OwnMemory:
     def _path(self, kind: str, t: int) -> Path:
         return self._folder / f"{kind}-{t}.safetensors"
 
-    def _newest(self, kind: str) -> _State | None:
-        """Read the newest file of a kind; an older one was left by a kill before it was deleted."""
+    def _read(self, kind: str) -> list[_State]:
+        """Read the files of a kind, the oldest first; those that a kill has left are deleted with the next."""
         found = sorted((int(path.stem.partition("-")[2]), path) for path in self._folder.glob(f"{kind}-*.safetensors"))
-        for _, old in found[:-1]:
-            old.unlink()
-        return _State(found[-1][0], load(found[-1][1].read_bytes())) if found else None
+        states = []
+        for t, path in found:
+            try:
+                states.append(_State(t, dict(leaves(load(path)))))
+            except Damaged as reason:
+                states.append(_State(t, str(reason)))
+        return states
 
 
 class MemoryTooLarge(AtollError, ValueError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from io import BytesIO
@@ -11,6 +13,8 @@ from typing import BinaryIO
 
 from atoll.core.disk import replace_file
 from atoll.core.errors import Unwritable
+from atoll.core.tree import Tree
+from atoll.journal.sealed import save
 
 _CHUNK = 1 << 20
 
@@ -30,18 +34,45 @@ def hold(file: int, path: Path, otherwise: str = "or work in another folder") ->
         raise Unwritable(sentence) from None
 
 
+def hold_soon(file: int, path: Path, otherwise: str = "or work in another folder") -> None:
+    """Hold a file that somebody may be looking at: a look takes no time, a process that works does."""
+    until = time.monotonic() + 1.0
+    while True:
+        try:
+            return hold(file, path, otherwise)
+        except Unwritable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds this file now."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+
+
 def write_body(path: Path, body: bytes | BinaryIO, digest: str) -> None:
     """Write a body so that the file is whole or not there; one that its digest does not fit is refused.
 
     It is not synced: a question does not outlive its server, so after a power cut nobody asks for its answers.
     """
-    replace_file(path, _checked(body, digest), sync=False)
+    replace_file(path, _checked(body, digest), mode=0o600, sync=False)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write bytes so that the file is whole or as it was before, also after a power cut."""
+def write_arrays(path: Path, tree: Tree) -> None:
+    """Write arrays so that the file is whole or as it was before, also after a power cut, and damage is noticed."""
     try:
-        replace_file(path, data)
+        save(path, tree)
     except OSError as error:
         raise Unwritable(f"cannot write to {path.parent}: {error.strerror}; choose another folder") from None
 

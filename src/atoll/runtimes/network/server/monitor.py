@@ -5,25 +5,24 @@ Whether a server is running is asked of the lock that it holds, never of a numbe
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from atoll.core.disk import replace_file
-from atoll.core.effects import Note
+from atoll.core.effects import Note, number
 from atoll.core.errors import Unwritable
-from atoll.runtimes.network.server.disk import hold
-from atoll.runtimes.network.server.health import Endpoint, ServerStatus, Standing
+from atoll.journal import Past
+from atoll.journal.sealed import seal, unseal
+from atoll.runtimes.network.server.disk import hold_soon, is_held
+from atoll.runtimes.network.server.health import FULL, Endpoint, ServerStatus, Standing
 
 EVERY = 1.0  # seconds between two snapshots
 STANDSTILL = ("rejected", "declined", "refused", "left", "waiting")  # notes that are no progress
@@ -36,13 +35,14 @@ class Monitor:
     It is entered before the server's store and left after it: once it is gone, another server can begin.
     """
 
-    def __init__(self, folder: Path, rounds: int, health: str | None = None) -> None:
+    def __init__(self, folder: Path, rounds: int, health: str | None = None, past: Past = Past()) -> None:  # noqa: B008
         self._folder, self._rounds, self._health = folder, rounds, health
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._snapshot: Callable[[], Standing] = Standing
-        self._state, self._reason = "waiting", ""
-        self._round = 0
-        self._epsilon: float | None = None
+        self._state, self._reason, self._unwritten = "waiting", "", ""
+        self._round = past.rounds
+        spent = [number(fact, "epsilon") for fact in past.facts if fact["what"] == "round"]
+        self._epsilon = spent[-1] if spent else None
         self._seconds, self._count = 0.0, 0
         self._rejected: Counter[str] = Counter()
         self._began, self._moved = time.time(), time.monotonic()
@@ -51,11 +51,11 @@ class Monitor:
     def __enter__(self) -> Self:
         path = self._folder / "server.pid"
         try:
-            self._held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Unwritable(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from None
         try:
-            _hold_soon(self._held, path)
+            hold_soon(self._held, path)
             os.ftruncate(self._held, 0)
             os.write(self._held, str(os.getpid()).encode())
             if self._health:
@@ -106,13 +106,18 @@ class Monitor:
     def status(self) -> ServerStatus:
         """Say all that is known now."""
         seen = self._snapshot().copy()
-        over, needed = seen.pop("over", ""), seen.get("needed", 0)
+        over, needed, unwritten = (
+            seen.pop("over", ""),
+            seen.get("needed", 0),
+            seen.pop("unwritten", "") or self._unwritten,
+        )
         with self._lock:
             state = self._state
             if state in ("waiting", "running"):
-                state = "stopping" if over else "waiting" if needed else state
+                state = "stopping" if over else FULL if unwritten else "waiting" if needed else state
             return {
-                "state": state, "reason": self._reason, "round": self._round, "rounds": self._rounds,
+                "state": state, "reason": unwritten if state == FULL else self._reason,
+                "round": self._round, "rounds": self._rounds,
                 "idle": time.monotonic() - self._moved, "epsilon": self._epsilon,
                 "round_seconds": {"sum": self._seconds, "count": self._count},
                 "rejected": dict(self._rejected), **seen,
@@ -125,43 +130,28 @@ class Monitor:
             self._write()
 
     def _write(self) -> None:
-        # A disk that is full is reported by the journal, and ends the run; this file is only for people to look at.
-        with suppress(OSError):
-            replace_file(self._folder / "status.json", json.dumps(self.status()).encode(), sync=False)
-
-
-def _hold_soon(file: int, path: Path) -> None:
-    """Hold a file that somebody may be looking at: a look takes no time, a server does."""
-    until = time.monotonic() + 1.0
-    while True:
         try:
-            return hold(file, path)
-        except Unwritable:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.02)
+            replace_file(self._folder / "status.json", seal(self.status()).encode(), mode=0o600, sync=False)
+            self._unwritten = ""
+        except OSError as error:  # the endpoint still says so
+            self._unwritten = f"cannot write to {self._folder}: {error.strerror}; free some space"
 
 
 def server_of(folder: Path) -> int | None:
     """Return the process that serves in this folder now, or None."""
-    try:
-        file = os.open(folder / "server.pid", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    path = folder / "server.pid"
+    if not is_held(path):
         return None  # nobody holds it: its server was killed
-    except BlockingIOError:
-        said = os.read(file, 20)
-        return int(said) if said.isdigit() else None  # it is being written just now
-    finally:
-        os.close(file)
+    try:
+        said = path.read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return None
+    return int(said) if said.isdigit() else None  # it is being written just now
 
 
 def last_said(folder: Path) -> ServerStatus:
-    """Return what the server of this folder said last; nothing if it never did."""
+    """Return what the server of this folder said last; nothing if it never did, or if that is damaged."""
     try:
-        said: ServerStatus = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return cast("ServerStatus", unseal((folder / "status.json").read_bytes()) or {})
+    except OSError:
         return {}
-    return said if isinstance(said, dict) else {}

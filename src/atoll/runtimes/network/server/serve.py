@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from atoll.core.disk import replace_file
-from atoll.core.effects import Cohort, Note, Sink, drive
+from atoll.core.effects import Cohort, Note, Sink, drive, number
 from atoll.core.errors import AtollError, Unwritable
 from atoll.core.question import Question
 from atoll.core.tree import Tree
@@ -22,9 +23,10 @@ from atoll.data.federated import Federated, Silos
 from atoll.job.assemble import Assembled, agreement_of, assemble, check_stops, summary_of
 from atoll.job.job import Job
 from atoll.job.quorum import check_quorum, quorum_of
-from atoll.journal import Journal, reopen
+from atoll.journal import Damaged, Journal, Past, reopen
 from atoll.journal.read import NoRun
-from atoll.journal.write import save, write_format
+from atoll.journal.sealed import save
+from atoll.journal.write import mend, write_format
 from atoll.runtimes.run import Run, describe
 
 if TYPE_CHECKING:
@@ -103,16 +105,16 @@ def serve(
 
     third_party(job)  # refuses parts that no party could have
     folder, times = Path(folder), times or Times()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     known, place = roster(), world(seed)
     text = manifest_text(job, data, seed)
-    memory = kept(folder, text)
+    past = kept(folder, text)
     first = assemble(job, remote(data, [1] * len(known)), seed, world=place)
     check_stops(job.stop, first.program.splits, first.program.evaluation)
     check_quorum(job, len(known))
-    with entered(folder, known, job.rounds, health, sinks) as (monitor, store, journal):
+    with entered(folder, known, past, job.rounds, health, sinks) as (monitor, store, journal):
         questions = first.questions(len(known))
-        hub = _hub(store, journal, first, questions, data, text, roster, times, memory, credentials.successor)
+        hub = _hub(store, journal, first, questions, data, text, roster, times, past, credentials.successor)
         monitor.follow(hub.snapshot)
 
         def assembled() -> tuple[Assembled, Federated]:
@@ -124,7 +126,7 @@ def serve(
             hub.require(quorum, made.program.exchanges)
             return replace(made, program=replace(made.program, quorum=quorum)), there
 
-        work = partial(_work, hub, store, journal, memory, assembled, seed, parties, times)
+        work = partial(_work, hub, store, journal, past, assembled, seed, parties, times)
         limits = Limits.of(len(known), map(travels, questions.values()))
         run = listening(Line(address, credentials, limits, times, ready), hub, store, journal, work)
         return Served(run, "finished", run.reason)
@@ -194,7 +196,7 @@ def listening(line: Line, hub: Hub, store: Store, journal: Journal, work: Callab
 
 def _hub(
     store: Store, journal: Journal, first: Assembled, questions: Mapping[str, Question], data: Federated, text: str,
-    roster: Callable[[], Mapping[str, str]], times: Times, memory: Tree | None, successor: bytes,
+    roster: Callable[[], Mapping[str, str]], times: Times, past: Past, successor: bytes,
 ) -> Hub:  # fmt: skip
     from atoll.runtimes.local.worker import Worker
     from atoll.runtimes.network.server.hub import Hub
@@ -203,7 +205,7 @@ def _hub(
         store.path.parent.name, store, journal, Worker(first.handlers, first.splits, first.program.world),
         questions, data=summary_of(data).sample, classes=data.classes, job=text,
         manifest=agreement_of(text), roster=roster, times=times, live=True, successor=successor,
-        elapsed=float(memory["elapsed"]) if memory else 0.0,
+        elapsed=float(past.memory["elapsed"]) if past.memory else 0.0,
     )  # fmt: skip
 
 
@@ -216,19 +218,26 @@ def members_of(store: Store) -> dict[int, Member]:
 
 @contextmanager
 def entered(
-    folder: Path, known: Mapping[str, str], rounds: int, health: str | None, sinks: tuple[Sink, ...]
+    folder: Path, known: Mapping[str, str], past: Past, rounds: int, health: str | None, sinks: tuple[Sink, ...]
 ) -> Iterator[tuple[Monitor, Store, Journal]]:
     """Begin the run of a folder, or resume it, with all who may come."""
     from atoll.runtimes.network.server.monitor import Monitor
-    from atoll.runtimes.network.server.store import Store
+    from atoll.runtimes.network.server.store import opened
 
-    with Monitor(folder, rounds, health) as monitor, Store(folder) as store:
-        store.enrol([*known.items()])
-        if is_new(store, folder.name):
-            store.create(folder.name)
-        elif store.state(folder.name)[0] == "finished":
-            raise Mismatch(f"{folder} holds a run that has ended: atoll report shows it, --run names another folder")
-        yield monitor, store, Journal(folder, rest=0.0, sinks=(*sinks, monitor))
+    numbers = {str(f["party"]): int(number(f, "number") or 0) for f in past.facts if f["what"] == "joined"}
+    with Monitor(folder, rounds, health, past) as monitor:
+        store, damaged = opened(folder, known, numbers)
+        with store:
+            if is_new(store, folder.name):
+                store.create(folder.name)
+            elif store.state(folder.name)[0] == "finished":
+                raise Mismatch(
+                    f"{folder} holds a run that has ended: atoll report shows it, --run names another folder"
+                )
+            journal = Journal(folder, rest=0.0, sinks=(*sinks, monitor))
+            for why in damaged:
+                journal.note(Note("damaged", {"round": past.rounds, "why": why}))
+            yield monitor, store, journal
 
 
 def is_new(store: Store, name: str) -> bool:
@@ -241,22 +250,33 @@ def is_new(store: Store, name: str) -> bool:
     return False
 
 
-def kept(folder: Path, text: str) -> Tree | None:
-    """Return what an unfinished run of the same job has kept; refuse a folder of another job."""
+def kept(folder: Path, text: str) -> Past:
+    """Return what an unfinished run of the same job goes on from; refuse a folder of another job.
+
+    A run whose checkpoints are all damaged is refused, too: parties would be asked again for what they have answered.
+    """
+    from atoll.job.file import dumps
+
     try:
         record = reopen(folder)
     except NoRun:
         try:
             write_format(folder)
-            replace_file(folder / "job.toml", text.encode(), sync=False)
+            replace_file(folder / "job.toml", text.encode(), mode=0o600, sync=False)
         except OSError as error:
             raise Unwritable(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
-        return None
-    from atoll.job.file import dumps
-
+        return Past()
     if dumps(record.job) != text:
         raise Mismatch(f"{folder} holds a run of another job: give --run another folder, or serve that job")
-    return record.memory()
+    past = record.past()
+    if past.memory is None and (done := record.done()):
+        found = "; ".join(past.damaged) or f"{folder}/checkpoints is empty"
+        raise Damaged(
+            f"{folder}: the run has done round {done} at least, and no checkpoint is whole ({found}): put the folder "
+            "back from a copy, or begin the run anew with another --run"
+        )
+    mend(record)
+    return past
 
 
 class _Renewed(AtollError):
@@ -270,7 +290,7 @@ class _Renewed(AtollError):
 
 
 def _work(
-    hub: Hub, store: Store, journal: Journal, memory: Tree | None, assembled: Callable[[], tuple[Assembled, Federated]],
+    hub: Hub, store: Store, journal: Journal, past: Past, assembled: Callable[[], tuple[Assembled, Federated]],
     seed: int, parties: int | None, times: Times,
 ) -> Run:  # fmt: skip
     """Run the program with the parties that there are; with other parties it goes on from its checkpoint."""
@@ -284,18 +304,16 @@ def _work(
         made, there = assembled()  # now that their sizes are known
     while True:
         try:
-            return _drive(made, hub, journal, memory, store.path.parent, describe(made, there, seed), times.patience)
+            return _drive(made, hub, journal, past, store.path.parent, describe(made, there, seed), times.patience)
         except _Renewed as news:
             journal.flush()
-            memory = reopen(store.path.parent).memory()
+            past = reopen(store.path.parent).past()
             made, there = assembled()
             with suppress(NobodyThere):
                 hub.wait_for(news.there, min(RETURN, times.patience))
 
 
-def _drive(
-    made: Assembled, hub: Hub, journal: Journal, memory: Tree | None, folder: Path, about: Tree, patience: float
-) -> Run:
+def _drive(made: Assembled, hub: Hub, journal: Journal, past: Past, folder: Path, about: Tree, patience: float) -> Run:
     combine = made.job.channel.combine
     # Without the holders of a key nothing would be opened, round after round.
     named = combine.holders(hub.members())
@@ -307,8 +325,9 @@ def _drive(
             raise _Renewed(there)
         return hub.online()
 
-    journal.note(Note("resume", {"round": int(memory["rounds"])}) if memory else Note("start", {"round": 0, **about}))
-    state = drive(replace(made, program=replace(made.program, online=online)).running(memory), hub)
+    job = tomllib.loads((folder / "job.toml").read_text(encoding="utf-8"))  # as parties got it
+    journal.begin({**about, "job": job}, past)
+    state = drive(replace(made, program=replace(made.program, online=online)).running(past.memory), hub)
     run = Run(made.job, state, journal.facts, folder, about)
     journal.guard(lambda: save(folder / "model.safetensors", run.params))
     return run

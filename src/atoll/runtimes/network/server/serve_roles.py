@@ -17,13 +17,13 @@ from atoll.core.wire import Mismatch
 from atoll.core.world import World
 from atoll.job.assemble import agreement_of
 from atoll.job.roles import RoleJob, to_table
-from atoll.journal import Journal, read
+from atoll.journal import Journal, Past
 from atoll.programs.roles import check_played_by_one, on_wire, runtime_questions
 from atoll.runtimes.network.server.hub import Hub
 from atoll.runtimes.network.server.serve import Line, entered, kept, listening
 from atoll.runtimes.roles.conversation import UNSAID, Lost, Reasons, RoleSetup, Unanswered, converse
 from atoll.runtimes.roles.side import NoSession
-from atoll.runtimes.roles.simulate import RoleRun, describe, end_note, save_models, start_note
+from atoll.runtimes.roles.simulate import RoleRun, describe, end_note, save_models
 
 if TYPE_CHECKING:
     from atoll.runtimes.network.messages.calls import Times
@@ -82,13 +82,13 @@ def serve_roles(
     check_played_by_one(job.program)
     third_party(job)  # refuses parts that no party could have
     folder, times = Path(folder), times or Times()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     known, text, place = roster(), dumps(to_table(job, data=False)), world(job.seed)
     for role, name in job.roles.items():
         if name not in known:
             raise Mismatch(f"{name} plays role {role}, and is not in the roster: add its line")
-    memory = kept(folder, text)
-    with entered(folder, known, job.rounds, health, sinks) as (monitor, store, journal):
+    past = kept(folder, text)
+    with entered(folder, known, past, job.rounds, health, sinks) as (monitor, store, journal):
         reasons = Reasons(journal)
         numbers = {member.name: member.number for member in store.members()}
         setup = RoleSetup(job.program, job.roles, {r: numbers[n] for r, n in job.roles.items()}, job.rounds, place)
@@ -96,30 +96,28 @@ def serve_roles(
         hub = Hub(
             folder.name, store, reasons, Worker({}, {}, place), fixed, data=Layout({}), job=text,
             manifest=agreement_of(text), roster=roster, times=times, successor=credentials.successor,
-            elapsed=float(memory["elapsed"]) if memory else 0.0,
+            elapsed=float(past.memory["elapsed"]) if past.memory else 0.0,
         )  # fmt: skip
         monitor.follow(hub.snapshot)
         # How long answers are is known once all roles have said what they bring.
         limits = Limits(threads=Limits.of(len(known), [Layout({})]).threads)
         roles = ServedRoles(setup, hub, reasons, times.patience)
-        work = partial(_converse, job, setup, roles, journal, memory, folder)
+        work = partial(_converse, job, setup, roles, journal, past, folder)
         line = Line(address, credentials, limits, times, ready)
         run = listening(line, hub, store, journal, work)
         return RolesServed(run, "finished", run.reason)
 
 
 def _converse(
-    job: RoleJob, setup: RoleSetup, roles: ServedRoles, journal: Journal, memory: Tree | None, folder: Path
+    job: RoleJob, setup: RoleSetup, roles: ServedRoles, journal: Journal, past: Past, folder: Path
 ) -> RoleRun:
     about: dict[str, object] = {}
-    if memory:
-        journal.facts += [f for f in read(folder).facts if f["what"] != "end" and f.get("round", 0) <= memory["rounds"]]
 
     def begun(agreed: Agreed) -> None:
         about.update(describe(job, agreed.data, setup.world))
-        journal.note(start_note(about, memory))
+        journal.begin(about, past)
 
-    ended = converse(setup, roles, memory, begun)
+    ended = converse(setup, roles, past.memory, begun)
     journal.note(end_note(ended.rounds, job.rounds))
     run = RoleRun(job, ended.found, {}, journal.facts, folder, about)
     journal.guard(lambda: save_models(folder, run))

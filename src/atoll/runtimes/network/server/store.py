@@ -13,13 +13,14 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import BinaryIO, Self
 
 from atoll.core.errors import AtollError, Unwritable
+from atoll.journal.sealed import Damaged
 from atoll.runtimes.network.server.disk import hold, write_body
 from atoll.runtimes.network.server.tables import (
     ATOLL,
@@ -39,6 +40,13 @@ from atoll.runtimes.network.server.tables import (
 
 _REASON = 1000  # characters
 _MOST = 2**63 - 1  # SQLite's largest integer
+_FAILS = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_BUSY,
+}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -53,7 +61,8 @@ class Store:
         self._clock, self._lock, self._until = clock, threading.RLock(), dict[int, float]()
         self._db: sqlite3.Connection | None = None
         try:
-            self.bodies.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.bodies.mkdir(exist_ok=True, mode=0o700)
             self._held = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Unwritable(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
@@ -67,6 +76,9 @@ class Store:
 
     def _open(self) -> None:
         with self._guard():
+            os.close(
+                os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            )  # SQLite makes the others like it
             # Transactions begin where this file says so, not where the library guesses.
             self._db = db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             (ours,) = db.execute("PRAGMA application_id").fetchone()
@@ -75,6 +87,8 @@ class Store:
             if tables and (ours, version) != (ATOLL, VERSION):
                 what = f"a store of version {version}, and this is {VERSION}" if ours == ATOLL else "another program's"
                 raise BadStore(f"{self.path} is {what}: use the atoll that made it, or another folder")
+            if (found := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+                raise Damaged(f"{self.path} is damaged: {found}")
             (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != "wal":
                 raise Unwritable(f"{self.path}: this disk cannot hold a store safely; use a folder on a local disk")
@@ -106,15 +120,19 @@ class Store:
             yield
         except AtollError:
             raise
-        except (sqlite3.OperationalError, OSError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            remedy = "free some space, then start the server again: what was committed is kept"
-            raise Unwritable(f"cannot write to {self.path.parent}: {why}; {remedy}") from None
-        except sqlite3.DatabaseError as error:
-            if type(error) is not sqlite3.DatabaseError:  # a mistake of ours
-                raise
-            remedy = "move it away, or use another folder"
-            raise BadStore(f"{self.path} is damaged or not a store: {error}; {remedy}") from None
+        except OSError as error:
+            raise self._unwritable(error.strerror) from None
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            match error:
+                case sqlite3.DatabaseError(sqlite_errorcode=code) if code & 0xFF in _FAILS:
+                    raise self._unwritable(str(error)) from None
+                case sqlite3.IntegrityError() | sqlite3.ProgrammingError():  # a mistake of ours
+                    raise
+            raise Damaged(f"{self.path} is damaged or not a store: {error}") from None
+
+    def _unwritable(self, why: str | None) -> Unwritable:
+        remedy = "free some space, then start the server again: what was committed is kept"
+        return Unwritable(f"cannot write to {self.path.parent}: {why}; {remedy}")
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
@@ -143,22 +161,30 @@ class Store:
 
     # ---- members
 
-    def enrol(self, roster: Sequence[tuple[str, str]], first: int = 0) -> None:
+    def enrol(
+        self, roster: Sequence[tuple[str, str]], first: int = 0, numbers: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         """Take over the roster's (name, key) lines: new names get the next numbers, from `first` on, in its order.
 
-        Who is known keeps the number, also with a new key; whose line is gone is refused until it is back.
+        Who is known keeps the number, also with a new key; whose line is gone is refused until it is back. `numbers`
+        are those that parties are known to have: a store that says otherwise is damaged.
         """
         for value, times in Counter(word for line in roster for word in line).items():
             if times > 1:
                 raise ValueError(f"{value} is in the roster {times} times: a name and a key stand in one line only")
         with self._write() as db:
             db.execute("UPDATE members SET listed = 0")
-            (last,) = db.execute("SELECT ifnull(max(party), ?) FROM members", (first - 1,)).fetchone()
+            known = dict(db.execute("SELECT name, party FROM members"))
+            owner = {number: name for name, number in numbers.items()}
+            for name, party in known.items():
+                if numbers.get(name, party) != party or owner.get(party, name) != name:
+                    raise Damaged(f"{self.path} is damaged: it says that {name} has number {party}, which is not so")
+            last = max([first - 1, *known.values(), *numbers.values()])
             for name, key in roster:
                 done = db.execute("UPDATE members SET key = ?, listed = 1 WHERE name = ?", (key, name))
                 if not done.rowcount:
-                    last += 1
-                    db.execute("INSERT INTO members VALUES (?, ?, ?, 1, NULL)", (last, name, key))
+                    last += name not in numbers
+                    db.execute("INSERT INTO members VALUES (?, ?, ?, 1, NULL)", (numbers.get(name, last), name, key))
 
     def join(self, name: str, key: str, samples: int) -> int:
         """Return the number of a party: the same for the same name, whenever it comes."""
@@ -349,6 +375,31 @@ class Store:
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def opened(folder: Path, roster: Mapping[str, str], numbers: Mapping[str, int]) -> tuple[Store, tuple[str, ...]]:
+    """Open the store of a run with all who may come, and say whether it was damaged.
+
+    A damaged one is moved aside: questions do not outlive their server, and `numbers` are what parties are known by.
+    """
+    try:
+        return _with(folder, roster, numbers), ()
+    except Damaged as reason:
+        for path in folder.glob("server.sqlite*"):
+            if path.suffix != ".damaged":
+                path.replace(path.with_name(f"{path.name}.damaged"))
+        said = f"{reason}; it was moved aside, and who has which number is taken from the facts"
+        return _with(folder, roster, numbers), (said,)
+
+
+def _with(folder: Path, roster: Mapping[str, str], numbers: Mapping[str, int]) -> Store:
+    store = Store(folder)
+    try:
+        store.enrol([*roster.items()], numbers=numbers)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def _known(number: int) -> int:
