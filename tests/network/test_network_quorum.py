@@ -55,6 +55,7 @@ def test_a_required_party_that_refuses_is_named_and_waited_for(tmp_path: Path) -
         federation.close()
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_says_so_to_server_and_parties(tmp_path: Path) -> None:
     federation = Federation(tmp_path, SMALL)
     try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -296,3 +297,36 @@ def test_alone_on_a_machine_no_connection_is_opened(command: str, tmp_path: Path
     control = [sys.executable, "-c", "import socket; socket.socket().close()"]
     subprocess.run(control, env=environment, check=True)
     assert seen.read_text().startswith("socket.__new__")
+
+
+def test_a_party_that_is_early_waits_for_its_hours(tmp_path: Path, ada: Ada) -> None:
+    soon = datetime.now() + timedelta(hours=2)
+    closed = Policy(data=MINE, allow_plain=True, hours=f"{soon:%H:%M}-{soon + timedelta(minutes=1):%H:%M}")
+    joined = ada.join("127.0.0.1:1", closed)  # nobody is there, and nobody is called
+    with pytest.raises(TimeoutError):
+        joined.result(0.5)
+    assert "waits until then" in ada.said[0]
+    ada.stop.set()
+    assert joined.result(10) == "stopped by hand"
+
+
+@pytest.mark.nightly
+def test_a_party_says_when_its_hours_end_and_is_back_when_they_begin(
+    tmp_path: Path, ada: Ada, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = threading.Event()
+    opened.set()
+    monkeypatch.setattr(Policy, "open_at", lambda *_: opened.is_set())
+    policy = Policy(data=MINE, allow_plain=True, hours="20:00-06:00")
+    with serving(tmp_path / "server") as asking:
+        joined = ada.join(asking.address, policy)
+        assert len(asking.ask()) == 1
+        opened.clear()
+        assert len(asking.ask()) == 0
+        assert asking.hub.snapshot()["refused"] == {"ada": "this party takes part at 20:00-06:00 only"}
+        assert asking.hub.online().tolist() == []
+        opened.set()
+        assert len(asking.ask()) == 1  # it waits until she is there
+        assert asking.hub.snapshot()["refused"] == {}
+        ada.stop.set()
+        joined.result(30)

@@ -62,6 +62,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 HELLO_FIRST = "say hello first"  # what a server says that was started again
 PATIENCE = 300.0  # seconds to read the data, and to work out what a job would do
+STOPPED = "stopped by hand"
 LOOK = 5.0  # seconds between two looks at the hours of a policy
 IN_TIME = 0.95  # of the server's wait: who gives up then can still say so
 
@@ -108,14 +109,17 @@ def join(
 
     `server` is the server's key, as rosters write it. Should another job come back under it, that is looked at anew.
     """
+    stop = stop or threading.Event()
+    await_hours(policy, say, stop)
+    if stop.is_set():
+        return STOPPED
     if "use" not in policy.data:
         from atoll.runtimes.network.party.join_roles import join_roles
 
         return join_roles(
             address, credentials, name, policy, folder, server=server, world=world, times=times, say=say, stop=stop
         )
-    folder, times, stop = Path(folder), times or Times(), stop or threading.Event()
-    await_hours(policy, say, stop)
+    folder, times = Path(folder), times or Times()
     with calling(address, credentials, folder, times, policy) as (transport, audit):
         while True:
             with Subprocess() as child:
@@ -342,7 +346,7 @@ class Party:
                 except Unknown as reason:
                     raise Revoked(str(reason)) from None
             self._leave()
-            return "stopped by hand"
+            return STOPPED
         except (Changed, NotAllowed, Refused):
             raise
         except BaseException:
