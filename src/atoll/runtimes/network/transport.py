@@ -373,6 +373,10 @@ class PartyTransport:
         except grpc.RpcError as error:
             raise self._meaning(error, time.monotonic() - began) from None
 
+    def hurry(self, patience: float) -> None:
+        """Try to reach the server no longer than this, from the next call on: it may be gone for good."""
+        self._times = replace(self._times, patience=min(self._times.patience, patience))
+
     def told(self, successor: bytes) -> bool:
         """Trust the server's next key, should this be news; connections made from now on do."""
         new = self._credentials.told(successor)

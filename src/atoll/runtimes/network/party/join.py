@@ -110,8 +110,7 @@ def join(
     `server` is the server's key, as rosters write it. Should another job come back under it, that is looked at anew.
     """
     stop = stop or threading.Event()
-    await_hours(policy, say, stop)
-    if stop.is_set():
+    if not in_hours(policy, say, stop):
         return STOPPED
     if "use" not in policy.data:
         from atoll.runtimes.network.party.join_roles import join_roles
@@ -126,8 +125,7 @@ def join(
                 held = child.do(_summary, policy.data, within=PATIENCE)
                 hello = said(audit, address, Hello(name, held.samples, held.sample))
                 welcome = welcomed(transport, hello)
-                members = parties_of(welcome)
-                session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world)
+                session = Session(policy, welcome.job, welcome.number, parties_of(welcome), welcome.classes, world)
                 work = partial(child.do, _assess, session, server, address, within=PATIENCE)
                 assessed = alive(work, partial(transport.hello, hello), times.silence / 3)
             check_now(policy, audit, welcome, assessed.manifest)
@@ -141,13 +139,14 @@ def join(
                 say(str(reason))
 
 
-def await_hours(policy: Policy, say: Callable[[str], None], stop: threading.Event) -> None:
-    """Wait for the hours in which this party takes part: a party that is early has not failed."""
-    if policy.open_at(datetime.now().astimezone()):
-        return
-    say(f"this party takes part at {policy.hours}, and waits until then (see {policy.name})")
-    while not policy.open_at(datetime.now().astimezone()) and not stop.wait(LOOK):
-        pass
+def in_hours(policy: Policy, say: Callable[[str], None], stop: threading.Event) -> bool:
+    """Wait for the hours in which this party takes part; tell whether they have come before a stop."""
+    if not policy.open_at(datetime.now().astimezone()):
+        say(f"this party takes part at {policy.hours}, and waits until then (see {policy.name})")
+    while not policy.open_at(datetime.now().astimezone()):
+        if stop.wait(LOOK):
+            return False
+    return True
 
 
 @contextmanager

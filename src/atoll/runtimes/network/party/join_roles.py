@@ -88,7 +88,7 @@ def join_roles(
             # Rounds are counted from the answers of a role, of which a round may take several.
             assessed = Assessment(considered.manifest, considered.words, {}, (), {}, considered.answers)
             counted = replace(session, policy=replace(policy, max_rounds=None))
-            with closing(RoleDesk(session, context, memory, check, folder)) as desk:
+            with closing(RoleDesk(session, context, memory, check, folder, partial(transport.hurry, 30.0))) as desk:
                 party = Party(transport, hello, welcome, counted, assessed, {}, folder, audit, times, say, desk)
                 try:
                     return party.take_part(stop or threading.Event())
@@ -138,8 +138,9 @@ class RoleDesk:
         memory: RoleMemory,
         check: Callable[[Manifest], None],
         folder: Path,
+        ending: Callable[[], None],
     ) -> None:
-        self._session, self._check, self._folder = session, check, folder
+        self._session, self._check, self._folder, self._ending = session, check, folder, ending
         self._role, self._until = context.role, 0.0
         self._fixed = {name: on_wire(q, axis=True) for name, q in runtime_questions(context.roles).items()}
         self._questions: dict[str, Question] = {}
@@ -169,6 +170,7 @@ class RoleDesk:
         self.over = what == END
         if self.over:
             self._save()
+            self._ending()
         layout = self.question(what).answers.leaves
         return nest({path: leaf if layout[path].upto else np.asarray(leaf)[None] for path, leaf in leaves(reply)})
 
