@@ -349,3 +349,17 @@ def test_example_waits_for_nobody_and_is_faster(tmp_path: Path) -> None:
     assert faster["FedBuff"] > 3
     assert faster["FedBuff"] > 1.3 * faster["10 of 13"]
     assert (tmp_path / "fedbuff.png").stat().st_size > 1000
+
+
+def test_the_order_of_asking_depends_on_the_seed() -> None:
+    wire = atoll.Average()(Wire.of(2, 10, shapes=((2,),)))[0]
+
+    def order(seed: int, t: int) -> list[int]:
+        gather = atoll.Buffered(2).gather(wire, Setting("model", World.simulated(seed)))
+        asking = gather(np.arange(10), {"t": t}, None)
+        asked = asking.send(None).to.tolist()
+        asking.close()
+        return asked
+
+    assert order(0, 3) == order(0, 3)
+    assert len({tuple(order(seed, t)) for seed in range(4) for t in range(4)}) == 16

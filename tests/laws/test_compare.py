@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isclose
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import atoll
 from atoll.data.federated import Federated, Silos
+from atoll.data.table import Table
+from atoll.metrics import LogLoss
 from atoll.models import functions, linear, softmax
 
 
@@ -92,3 +95,26 @@ def test_numbers_are_scored_on_their_own_test_data() -> None:
     mine = 1 - ((y[:3] - b) ** 2).sum() / ((y[:3] - y[:3].mean()) ** 2).sum()
     assert found.federated_own == pytest.approx([mine, r2(b), r2(b)], abs=1e-12)
     assert not isclose(mine, r2(b))
+
+
+def test_alone_is_standardised_by_a_partys_own_statistics() -> None:
+    """A party far from the others trains alone as it would in a federation of one that never saw them."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(0, 1, (40, 3)), rng.normal(500, 20, (30, 3)), rng.normal(500, 20, (20, 3))])
+    y = (x[:, 0] - np.repeat([0, 500, 500], [40, 30, 20]) > 0).astype(np.int32)
+    who, apart = np.repeat([0, 1, 1], [40, 30, 20]), np.arange(90) >= 70
+    table = Table(x[~apart], y[~apart], x[apart], y[apart], classes=2, keys={"who": who[~apart]})
+    job = atoll.Job(atoll.FedAvg(softmax(), 1, None, 0.5), atoll.All(), rounds=10, metrics=[LogLoss()])
+    found = atoll.compare(job, table.standardised().split(by="who"))
+    mine = who[~apart] == 1
+    one = Table(x[~apart][mine], y[~apart][mine], x[apart], y[apart], classes=2).standardised().split(1)
+    assert found.metric == "log_loss"
+    assert found.alone_all[1] == pytest.approx(atoll.simulate(job, one).curve("test.log_loss")[1][-1], abs=1e-5)
+    assert found.alone_all[1] < 0.4, "columns that everybody's statistics squeeze into a point teach nothing"
+
+
+def test_what_was_not_standardised_stays_as_it_is(tmp_path: Path) -> None:
+    assert atoll.data.load("digits").split(4).scaled == ()
+    wine = atoll.data.load("wine").split(3)
+    assert wine.scaled == tuple(range(13))
+    assert Federated.open(wine.save(tmp_path)).scaled == wine.scaled

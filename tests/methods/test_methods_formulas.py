@@ -11,12 +11,12 @@ import pytest
 import atoll
 from atoll.core.method import Population, RoundInfo
 from atoll.core.world import World
+from atoll.job.file import parse
 from atoll.models import functions
 
 W = np.array([1.0, -2.0, 0.5, 0.0])
 CHANGES = [np.array([0.3, -0.1, 0.0, 2.0]), np.array([-0.2, -0.4, 0.05, 1.0])]
 B1, B2, TAU, LR = 0.8, 0.95, 0.02, 0.3
-START = 1e-6  # of Yogi's moments
 
 
 def plain(w: np.ndarray, lr: float) -> np.ndarray:
@@ -33,28 +33,26 @@ def momentum(w: np.ndarray) -> np.ndarray:
     return w
 
 
-def adam(w: np.ndarray) -> np.ndarray:
+def adaptive(w: np.ndarray, second: Callable[..., np.ndarray], corrected: bool = False, b1: float = B1) -> np.ndarray:
+    """Algorithm 2 of Reddi et al. 2021; `second` is the line of the second moment."""
     m, v = np.zeros_like(w), np.zeros_like(w)
     for t, d in enumerate(CHANGES, 1):
-        m, v = B1 * m + (1 - B1) * d, B2 * v + (1 - B2) * d**2
-        w = w + LR * m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + TAU)
+        m, v = b1 * m + (1 - b1) * d, second(v, d)
+        one, two = (1 - b1**t, 1 - B2**t) if corrected else (1, 1)
+        w = w + LR * m / one / (np.sqrt(v / two) + TAU)
     return w
 
 
-def yogi(w: np.ndarray) -> np.ndarray:
-    m, v = np.full_like(w, -START), np.full_like(w, START)  # of the negative gradient, which the change is
-    for t, d in enumerate(CHANGES, 1):
-        m, v = B1 * m + (1 - B1) * d, v - (1 - B2) * np.sign(v - d**2) * d**2
-        w = w + LR * m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + TAU)
-    return w
+def adam(v: np.ndarray, d: np.ndarray) -> np.ndarray:
+    return B2 * v + (1 - B2) * d**2
 
 
-def adagrad(w: np.ndarray) -> np.ndarray:
-    v = np.zeros_like(w)
-    for d in CHANGES:
-        v = v + d**2
-        w = w + LR * np.where(v > 0, d / np.sqrt(v + TAU), 0)
-    return w
+def yogi(v: np.ndarray, d: np.ndarray) -> np.ndarray:
+    return v - (1 - B2) * d**2 * np.sign(v - d**2)
+
+
+def adagrad(v: np.ndarray, d: np.ndarray) -> np.ndarray:
+    return v + d**2
 
 
 MODEL = functions(lambda seed: W, losses=lambda w, x, y: ((w - x) ** 2).sum(1) / 2, dtype="float64")
@@ -67,11 +65,13 @@ MOMENTS = {"server_lr": LR, "b1": B1, "b2": B2, "eps": TAU}
         (atoll.FedAvg(MODEL), lambda w: plain(w, 1.0)),
         (atoll.FedAvg(MODEL, server=atoll.ServerOptimiser(lr=LR)), lambda w: plain(w, LR)),
         (atoll.fedavgm(MODEL, server_lr=LR, momentum=B1), momentum),
-        (atoll.fedadam(MODEL, **MOMENTS), adam),
-        (atoll.fedyogi(MODEL, **MOMENTS), yogi),
-        (atoll.fedadagrad(MODEL, server_lr=LR, eps=TAU), adagrad),
+        (atoll.fedadam(MODEL, **MOMENTS), lambda w: adaptive(w, adam)),
+        (atoll.fedyogi(MODEL, **MOMENTS), lambda w: adaptive(w, yogi)),
+        (atoll.fedadam(MODEL, **MOMENTS, bias_correction=True), lambda w: adaptive(w, adam, True)),
+        (atoll.fedyogi(MODEL, **MOMENTS, bias_correction=True), lambda w: adaptive(w, yogi, True)),
+        (atoll.fedadagrad(MODEL, server_lr=LR, eps=TAU), lambda w: adaptive(w, adagrad, b1=0.0)),
     ],
-    ids=["fedavg", "server.lr", "fedavgm", "fedadam", "fedyogi", "fedadagrad"],
+    ids=["fedavg", "server.lr", "fedavgm", "fedadam", "fedyogi", "fedadam+", "fedyogi+", "fedadagrad"],
 )
 def test_two_merges_are_the_formula(method: Any, formula: Callable[[np.ndarray], np.ndarray]) -> None:
     state = method.init(World(0), Population(np.ones(3)))
@@ -81,6 +81,18 @@ def test_two_merges_are_the_formula(method: Any, formula: Callable[[np.ndarray],
     assert state["params"].dtype == np.float64
     assert np.allclose(state["params"], formula(W), rtol=0, atol=1e-12)
     assert state["t"] == 2
+
+
+def test_with_bias_correction_it_is_the_adam_of_optax() -> None:
+    job = 'data = "digits"\nmethod = { use = "fedadam", model = "softmax", bias_correction = true }\n'
+    server = parse(job, "job.toml").job.method.server
+    assert dict(server.optimiser.options)["bias_correction"] is True
+    state = server.start(W)
+    other = atoll.ServerOptimiser(atoll.optimiser("adam", b1=0.9, b2=0.99, eps=1e-3), 0.01)
+    w, theirs, memory = W, W, other.start(W)
+    for change in CHANGES:
+        (w, state), (theirs, memory) = server.step(w, change, state), other.step(theirs, change, memory)
+    assert w == pytest.approx(theirs, abs=1e-12)
 
 
 def test_fedprox_ends_at_the_proximal_points() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp, inf, sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+import atoll
 from atoll.privacy import Account, Spend, compose, delta_for, multiplier_for
 
 # rate, multiplier, ε by RDP, ε by PLD: δ = 1e-5, 1,000 rounds
@@ -304,3 +306,14 @@ def test_a_second_numerical_accountant_agrees(rate: float, multiplier: float, rd
     assert tight is not None
     assert low <= tight <= high
     assert tight == pytest.approx(estimate, abs=1e-3)
+
+
+@pytest.mark.parametrize("select", [atoll.RoundRobin(4), atoll.Batches(4, 2), atoll.Uniform(1.0), atoll.Poisson(1.0)])
+def test_who_is_not_sampled_is_not_said_to_be(select: Any) -> None:
+    """What is replaced, not removed, is accounted like a sample of all: the words must not say that one was drawn."""
+    stages = [atoll.Clip(1.0), atoll.Average("expected"), atoll.Gaussian(1.0)]
+    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), select, atoll.Channel(stages), rounds=3)
+    said = atoll.explain(job, atoll.data.load("digits").split(8, seed=0))
+    assert "sampling: none claimed" in said
+    assert "without replacement" not in said.partition("differential privacy")[2]
+    assert "Poisson, rate" not in said

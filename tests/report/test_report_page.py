@@ -218,6 +218,8 @@ def test_the_sentence_at_the_top(tell):
     )
     about["job"]["method"]["server"] = {"use": "adam", "lr": 0.1}
     assert result(about, facts).startswith("FedAdam ")
+    about["job"]["method"]["server"] = {"use": "fedyogi", "lr": 0.1}
+    assert result(about, facts).startswith("FedYogi ")
 
 
 def test_notes_say_what_went_wrong(tell):

@@ -11,8 +11,11 @@ from test_run_parts import digits, rounds_of, small
 from atoll.core.wire import Mismatch
 from atoll.data import Federated, build
 from atoll.job.assemble import assemble
+from atoll.methods import FedAvg
+from atoll.models import softmax
 from atoll.runtimes.network.server.serve import remote
 from atoll.runtimes.run import simulate
+from atoll.select import Always, Count, Poisson
 from atoll.stop.stops import Converged, Patience, Target, WallTime
 from atoll.testing import check_refusal
 
@@ -56,3 +59,32 @@ def test_a_stop_of_another_room_is_refused_and_one_without_a_metric_is_not() -> 
 def test_a_party_assembles_a_job_whose_stop_only_its_server_can_ask() -> None:
     elsewhere = replace(remote(digits(), [9] * 3), test=None, local=None)
     assert assemble(small(stop=[Target("test.accuracy", 0.9)]), elsewhere).program.splits == ()
+
+
+def test_a_round_that_nobody_answered_has_not_converged() -> None:
+    """It moves nothing, which is no sign of an end; and so is one in which nobody is there."""
+    silent = small(select=Count(1), availability=Always(drop=0.7), stop=[Converged(1e-6)], rounds=12)
+    run = simulate(silent, digits(), workers=0)
+    assert {f["answered"] for f in run.facts if f["what"] == "round"} == {0, 1}
+    assert run.reason == "all 12 rounds done"
+    away = small(select=Poisson(0.01), stop=[Converged(1e-6)], rounds=12)
+    run = simulate(away, digits(), workers=0)
+    assert any(f["what"] == "empty" for f in run.facts)
+    assert run.reason == "all 12 rounds done"
+
+
+def test_a_round_of_no_change_that_was_answered_has_converged() -> None:
+    still = small(method=FedAvg(softmax(), lr=1e-30), stop=[Converged(1e-6)], rounds=12)
+    assert simulate(still, digits(), workers=0).reason.startswith("the parameters moved by")
+
+
+def test_patience_counts_what_was_evaluated() -> None:
+    """Evaluated before the first round and after the eighth: before that nobody knows whether anything improved."""
+    patient = small(stop=[Patience("local.loss", rounds=2)], eval_every=8, rounds=10)
+    run = simulate(patient, digits(), workers=0)
+    assert run.reason == "all 10 rounds done"
+    assert run.curve("local.loss")[0] == [0, 8, 10]
+    worse = small(method=FedAvg(softmax(), lr=50.0), stop=[Patience("local.loss", rounds=2)], eval_every=4, rounds=10)
+    run = simulate(worse, digits(), workers=0)
+    assert run.reason.startswith("local.loss has not improved for")
+    assert run.curve("local.loss")[0][-1] in (4, 8)

@@ -11,7 +11,6 @@ import numpy as np
 from atoll.combine.each import one_vector, plainly
 from atoll.combine.layouts import contribute
 from atoll.core.effects import Cohort, ask
-from atoll.core.keys import rng
 from atoll.core.question import Layout, Question
 from atoll.core.tree import Tree
 from atoll.core.wire import Combine, Gather, Gathered, Mismatch, Setting, Wire
@@ -77,7 +76,7 @@ class Buffered(Combine):
 
         async def gather(cohort: Cohort, question: Tree, goal: int | None) -> Gathered:
             # Of a cohort only so many are asked as are not at work; a sorted one would favour the low numbers.
-            to = rng("buffered", question["t"]).permutation(cohort)
+            to = setting.world.public_rng("buffered", question["t"]).permutation(cohort)
             what = f"{setting.phase}/contribute"
             replies = await ask(to, what, question, goal=self.buffer_size, max_staleness=self.max_staleness)
             # To -0.0 both -0.0 and 0.0 can be added and stay what they are.

@@ -188,7 +188,8 @@ def scaled(table: Table, numeric: Array) -> Table:
     test_x = None
     if full.test_x is not None and table.test_x is not None:
         test_x = np.where(numeric, full.test_x, table.test_x)
-    return replace(table, x=np.where(numeric, full.x, table.x), test_x=test_x)
+    columns = tuple(np.flatnonzero(numeric).tolist())
+    return replace(table, x=np.where(numeric, full.x, table.x), test_x=test_x, scaled=columns)
 
 
 def _second(

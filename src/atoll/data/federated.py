@@ -86,6 +86,7 @@ class Federated:
         features: names of the columns. Default: none.
         parties: names of the parties. Default: they are numbered.
         recipe: how the data was made, as in a job file.
+        scaled: numbers of the columns that were shifted and scaled by the statistics of everybody's training rows.
 
     Example:
         >>> import atoll
@@ -102,6 +103,7 @@ class Federated:
     features: tuple[str, ...] = ()
     parties: tuple[str, ...] = ()
     recipe: Mapping[str, object] = field(default_factory=dict)
+    scaled: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.train)
@@ -131,7 +133,7 @@ class Federated:
                 if array is not None:
                     np.save(folder / f"{split}.{name}.npy", array)
         about = {"kind": self.kind, "classes": self.classes, "features": self.features, "parties": self.parties}
-        (folder / "about.json").write_text(json.dumps({**about, "recipe": dict(self.recipe)}))
+        (folder / "about.json").write_text(json.dumps({**about, "recipe": dict(self.recipe), "scaled": self.scaled}))
         return folder
 
     @staticmethod
@@ -143,7 +145,7 @@ class Federated:
         if not (folder / "about.json").is_file():
             raise DataMissing(f"{folder} holds no saved federation: write one with Federated.save(folder)")
         about = json.loads((folder / "about.json").read_text())
-        about["features"], about["parties"] = tuple(about["features"]), tuple(about["parties"])
+        about |= {name: tuple(about.get(name, ())) for name in ("features", "parties", "scaled")}
 
         def split(name: str) -> Silos | None:
             if not (folder / f"{name}.x.npy").is_file():

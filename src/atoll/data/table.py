@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,6 +32,7 @@ class Table:
         test_keys: the same for the test rows. A party made by such a key gets its test rows as its own test data.
         name: of the data set. Default "arrays".
         recipe: how it was made, as in a job file.
+        scaled: numbers of the columns that were shifted and scaled by the statistics of all training rows.
 
     Example:
         >>> import atoll
@@ -51,6 +52,7 @@ class Table:
     test_keys: Mapping[str, Array] = field(default_factory=dict)
     name: str = "arrays"
     recipe: Mapping[str, object] = field(default_factory=dict)
+    scaled: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.y)
@@ -90,7 +92,8 @@ class Table:
         train, local = self._silos(order, offsets, test, generator(seed or 0, "own"))
         if local is None and how in self.test_keys:
             local = self._own(how, names)
-        return Federated(train, self._central(), local, self.kind, self.classes, self.features, names, recipe)
+        central, scaled = self._central(), self.scaled
+        return Federated(train, central, local, self.kind, self.classes, self.features, names, recipe, scaled)
 
     def holdout(self, fraction: float = 0.2, seed: int = 0) -> Table:
         """Take a central test set out of the training rows; a fraction of 0 takes none."""
@@ -116,7 +119,7 @@ class Table:
         """Shift and scale each feature (and a real target) by the training rows' mean and deviation."""
         x, test_x = _scale(self.x, self.test_x)
         y, test_y = _scale(self.y, self.test_y) if target else (self.y, self.test_y)
-        return replace(self, x=x, y=y, test_x=test_x, test_y=test_y)
+        return replace(self, x=x, y=y, test_x=test_x, test_y=test_y, scaled=tuple(range(x.shape[1])))
 
     def _default(self, clients: int | None) -> str:
         if clients is not None:
@@ -168,10 +171,12 @@ def central(x: Array, y: Array) -> Silos:
 
 
 def _scale(train: Array, test: Array | None) -> tuple[Array, Array | None]:
-    mean, deviation = train.mean(axis=0, dtype=np.float64), train.std(axis=0, dtype=np.float64)
-    deviation = np.where(deviation > 0, deviation, 1.0)
-
-    def scaled(values: Array) -> Array:
-        return ((values - mean) / deviation).astype(np.float32)
-
+    scaled = standard(train)
     return scaled(train), None if test is None else scaled(test)
+
+
+def standard(rows: Array) -> Callable[[Array], Array]:
+    """Return what shifts and scales columns by the mean and the deviation that they have in these rows."""
+    mean, deviation = rows.mean(axis=0, dtype=np.float64), rows.std(axis=0, dtype=np.float64)
+    deviation = np.where(deviation > 0, deviation, 1.0)
+    return lambda values: ((values - mean) / deviation).astype(np.float32)

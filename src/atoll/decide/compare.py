@@ -18,6 +18,7 @@ from atoll.core.wire import Mismatch
 from atoll.core.world import World
 from atoll.data.errors import BadData
 from atoll.data.federated import Federated, Silos
+from atoll.data.table import standard
 from atoll.job.assemble import assemble
 from atoll.job.job import Channel, Job
 from atoll.methods.schedule import rate
@@ -151,7 +152,8 @@ def compare(
 ) -> Comparison:
     """Train alone, federated and pooled, with equally many passes over the samples; score all on the same data.
 
-    A learning-rate schedule covers the passes of training alone and pooled as it covers the rounds.
+    A learning-rate schedule covers the passes of training alone and pooled as it covers the rounds. Columns that were
+    standardised by the statistics of all rows are standardised by a party's own where it trains alone.
 
     Args:
         job: what to train.
@@ -190,10 +192,10 @@ def compare(
         rates = [rate(alone.lr, e * rounds // passes) for e in range(passes)]
         ways = _Fits(alone.model, replace(alone.how, epochs=passes), rates, run.state, seed)
     alone_all, alone_own = np.empty(len(chosen)), np.empty(len(chosen))
-    for k, state in enumerate(ways.each(data.train, chosen)):
+    for k, state in enumerate(ways.each(_by_own(data, chosen), chosen)):
         if k % 10 == 0:
             progress(f"alone: {k} of {len(chosen)} parties")
-        alone_all[k], (alone_own[k],) = score(state, chosen[k : k + 1])
+        alone_all[k], (alone_own[k],) = score.as_seen_by(int(chosen[k]))(state, chosen[k : k + 1])
     progress("pooled")
     (pooled,) = ways.each(_chosen(data.train, range(len(data))), np.arange(1))
     (fed_all, fed_own), (pool_all, pool_own) = score(run.state, chosen), score(pooled, chosen)
@@ -261,6 +263,26 @@ def _fit(model: Model, w: Array, group: Group, how: Fit, rates: Sequence[float])
     return many
 
 
+def _rescaled(x: Array, columns: tuple[int, ...], like: Array) -> Array:
+    """Standardise these columns by the statistics that they have in the rows `like`."""
+    if not columns:
+        return x
+    some, after = list(columns), np.array(x)
+    after[:, some] = standard(like[:, some])(after[:, some])
+    return after
+
+
+def _by_own(data: Federated, who: Array) -> Silos:
+    """Return the samples of these parties, standardised by each one's own statistics; of the others nothing."""
+    train = data.train
+    if not data.scaled:
+        return train
+    parts = {int(k): train[int(k)] for k in who}
+    sizes = [len(parts[k][1]) if k in parts else 0 for k in range(len(train))]
+    x = np.concatenate([_rescaled(x, data.scaled, x) for x, _ in parts.values()])
+    return Silos(x, np.concatenate([y for _, y in parts.values()]), np.concatenate([[0], np.cumsum(sizes)]))
+
+
 def _chosen(silos: Silos, who: Iterable[int]) -> Silos:
     """Return the samples of these as those of one party."""
     rows = np.concatenate([np.arange(len(silos.y))[silos.rows(k)] for k in who])
@@ -279,6 +301,18 @@ class _Scores:
     evaluation: Evaluation
     metric: str
     data: Federated
+
+    def as_seen_by(self, k: int) -> _Scores:
+        """Score a model of columns that party k standardised by its own statistics: it sees the test rows so, too."""
+        if not self.data.scaled:
+            return self
+
+        def seen(silos: Silos | None) -> Silos | None:
+            return (
+                None if silos is None else replace(silos, x=_rescaled(silos.x, self.data.scaled, self.data.train[k][0]))
+            )
+
+        return replace(self, data=replace(self.data, test=seen(self.data.test), local=seen(self.data.local)))
 
     def __call__(self, state: State, parties: Array) -> tuple[float, Array]:
         test, count = self._by_label

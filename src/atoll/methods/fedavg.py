@@ -165,9 +165,10 @@ def fedadam(
     b1: float = 0.9,
     b2: float = 0.99,
     eps: float = 1e-3,
+    bias_correction: bool = False,
     **settings: Unpack[PullSettings],
 ) -> FedAvg:
-    """FedAvg with Adam on the server (Reddi et al. 2021).
+    """FedAvg with Adam on the server (Reddi et al. 2021): w ← w + server_lr·m/(√v + eps).
 
     Args:
         model: the model to train.
@@ -175,6 +176,8 @@ def fedadam(
         b1: decay of the first moment, from 0 to below 1. Default 0.9.
         b2: decay of the second moment, from 0 to below 1. Default 0.99.
         eps: added to the root of the second moment (τ in the paper), above 0. Default 0.001.
+        bias_correction: whether both moments are divided by 1 − βᵗ in step t, as in Adam; the paper does not. Default
+            false.
         **settings: the fields `epochs`, `batch`, `lr`, `optimiser`, `prox` and `example_dp` of FedAvg.
 
     Example:
@@ -182,7 +185,8 @@ def fedadam(
         >>> atoll.fedadam(atoll.models.softmax(), server_lr=0.02).server.lr
         0.02
     """
-    return _with(ServerOptimiser(optimiser("adam", b1=b1, b2=b2, eps=eps), server_lr), model, settings)
+    moments = {"b1": b1, "b2": b2, "eps": eps, "bias_correction": bias_correction}
+    return _with(ServerOptimiser(optimiser("fedadam", **moments), server_lr), model, settings)
 
 
 def fedyogi(
@@ -192,9 +196,10 @@ def fedyogi(
     b1: float = 0.9,
     b2: float = 0.99,
     eps: float = 1e-3,
+    bias_correction: bool = False,
     **settings: Unpack[PullSettings],
 ) -> FedAvg:
-    """FedAvg with Yogi on the server (Reddi et al. 2021).
+    """FedAvg with Yogi on the server (Reddi et al. 2021): w ← w + server_lr·m/(√v + eps).
 
     Args:
         model: the model to train.
@@ -202,18 +207,21 @@ def fedyogi(
         b1: decay of the first moment, from 0 to below 1. Default 0.9.
         b2: decay of the second moment, from 0 to below 1. Default 0.99.
         eps: added to the root of the second moment (τ in the paper), above 0. Default 0.001.
+        bias_correction: whether both moments are divided by 1 − βᵗ in step t, as in Adam; the paper does not. Default
+            false.
         **settings: the fields `epochs`, `batch`, `lr`, `optimiser`, `prox` and `example_dp` of FedAvg.
 
     Example:
         >>> import atoll
         >>> atoll.fedyogi(atoll.models.softmax()).server.optimiser.name
-        'yogi'
+        'fedyogi'
     """
-    return _with(ServerOptimiser(optimiser("yogi", b1=b1, b2=b2, eps=eps), server_lr), model, settings)
+    moments = {"b1": b1, "b2": b2, "eps": eps, "bias_correction": bias_correction}
+    return _with(ServerOptimiser(optimiser("fedyogi", **moments), server_lr), model, settings)
 
 
 def fedadagrad(model: Model, *, server_lr: float = 0.1, eps: float = 1e-3, **settings: Unpack[PullSettings]) -> FedAvg:
-    """FedAvg with Adagrad on the server (Reddi et al. 2021).
+    """FedAvg with Adagrad on the server (Reddi et al. 2021): w ← w + server_lr·Δ/(√v + eps), v the sum of all Δ².
 
     Args:
         model: the model to train.
@@ -226,6 +234,4 @@ def fedadagrad(model: Model, *, server_lr: float = 0.1, eps: float = 1e-3, **set
         >>> atoll.fedadagrad(atoll.models.softmax()).server.lr
         0.1
     """
-    return _with(
-        ServerOptimiser(optimiser("adagrad", eps=eps, initial_accumulator_value=0.0), server_lr), model, settings
-    )
+    return _with(ServerOptimiser(optimiser("fedadagrad", eps=eps), server_lr), model, settings)

@@ -1,4 +1,4 @@
-"""Optimisers as data: a name that Optax knows and its options. Used on parties and on the server."""
+"""Optimisers as data: a name that Optax knows, or one of `adaptive`, and its options. Of parties and of the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Optimiser:
     """Any optimiser of Optax by name, with its options; the learning rate comes from the method.
 
     Args:
-        name: of a function of Optax that has a learning rate. Default "sgd".
+        name: of a function of Optax that has a learning rate, or "fedadam", "fedyogi" or "fedadagrad". Default "sgd".
         options: pairs of the name and the value of an option. Default: none.
 
     Example:
@@ -41,11 +41,13 @@ class Optimiser:
 
         import optax
 
-        known = [n for n in dir(optax) if "learning_rate" in _parameters(getattr(optax, n))]
+        from atoll.models.adaptive import OPTIMISERS
+
+        known = [*OPTIMISERS, *(n for n in dir(optax) if "learning_rate" in _parameters(getattr(optax, n)))]
         if self.name not in known:
             hint = nearest(self.name, known, f"Optax has {', '.join(known)}")
             raise Mismatch(f"optimiser '{self.name}' is unknown: {hint}")
-        factory, options = getattr(optax, self.name), dict(self.options)
+        options, factory = dict(self.options), OPTIMISERS.get(self.name) or getattr(optax, self.name)
         taken = set(inspect.signature(factory).parameters)
         wrong = sorted(set(options) - taken)
         if wrong:

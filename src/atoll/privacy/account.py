@@ -125,9 +125,10 @@ def in_words(terms: Mapping[str, object]) -> str:
     'unit: party; neighbours: add-or-remove-one; sampling: Poisson, rate 0.01; delta: 1e-05; accountant: RDP'
     """
     sampling = "none claimed"
-    if terms["sampling"] == "poisson":
+    sampled = terms.get("rate", 1.0) != 1.0  # at a rate of 1 nothing is sampled, whatever vectors are replaced
+    if terms["sampling"] == "poisson" and sampled:
         sampling = f"Poisson, rate {terms['rate']:g}"
-    elif terms["sampling"] == "fixed":
+    elif terms["sampling"] == "fixed" and sampled:
         sampling = f"{terms['sample']} of {terms['population']} without replacement"
     elif "epoch" in terms:
         sampling = f"none claimed, at most once in each tree of {terms['epoch']} rounds"

@@ -252,7 +252,8 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
         await note("empty", round=history.rounds + 1, **spent)
         rounds = history.rounds + (len(method.phases) == 1)
         state = run.begun if phase.same_cohort else run.state
-        return _in_vain(run._replace(state=state, history=replace(history, t=t + 1, rounds=rounds), cohort=None), name)
+        history = replace(history, t=t + 1, rounds=rounds, update_norm=None)
+        return _in_vain(run._replace(state=state, history=history, cohort=None), name)
     channel = run.channels[name]
     question = question_of(method, run.state, t, {leaf: channel[leaf] for leaf in exchange.codec.stage_state})
     vector, replies = await exchange.gather(pick.cohort, question, pick.goal)
@@ -274,11 +275,12 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
     about = {**_facts(exchange, question, pick, replies), **_lacking(plan.quorum, replies)}
     await note("round", round=history.rounds + 1, **about, **facts, **spent, **said)
     elapsed = replies.facts.get("elapsed", history.elapsed)
+    whole = method.update_norm(run.begun, state) if over and enough else None  # of a round that moved nothing: none
     if run.used is not None and enough:
         run.used[replies.parties] = t - replies.each.get("age", np.zeros(len(replies), np.int64))
         await settle(run.used)
     after = _Run(
-        state, replace(history, t=t + 1, rounds=rounds, update_norm=moved, elapsed=elapsed),
+        state, replace(history, t=t + 1, rounds=rounds, update_norm=whole, elapsed=elapsed),
         {**run.channels, name: channel}, plan.select.learn(run.select, pick, _told(replies)), run.used,
         replies.parties if enough else None, state if over else run.begun, 0 if enough else run.in_vain,
     )  # fmt: skip

@@ -87,7 +87,7 @@ def method(about: About) -> str:
     use = str(said.get("use", "the method"))
     server = said.get("server")
     server = server if isinstance(server, Mapping) else {}
-    rule = str(server.get("use", ""))
+    rule = str(server.get("use", "")).removeprefix("fed")  # of the paper's formula, or of Optax
     if use == "fedavg" and rule in ("adam", "yogi", "adagrad"):
         return f"Fed{rule.capitalize()}"
     known = {"fedavg": "FedAvg", "fedprox": "FedProx", "fedsgd": "FedSGD"}

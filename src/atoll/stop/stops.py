@@ -124,7 +124,7 @@ class Allowed(Stop):
 
 @dataclass(frozen=True)
 class Patience(Stop):
-    """Stop when a metric has not improved by more than `min_delta` for this many rounds.
+    """Stop when a metric has not improved by more than `min_delta` for this many rounds, as far as it was evaluated.
 
     Args:
         metric: the split and the metric, such as "test.loss". Default "test.loss".
@@ -155,10 +155,10 @@ class Patience(Stop):
         for t, value in curve:
             if sign * value > best + self.min_delta:
                 best, when = sign * value, t
-        waited = history.rounds - when
+        waited = curve[-1][0] - when if curve else 0  # what was not evaluated since may have improved
         return (
             f"{self.metric} has not improved for {waited} rounds (patience {self.rounds})"
-            if (curve and waited >= self.rounds)
+            if waited >= self.rounds
             else None
         )
 
