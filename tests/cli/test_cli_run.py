@@ -225,6 +225,19 @@ def test_new_starts_from_any_data(data: str, tmp_path: Path) -> None:
     assert "job other" in fine(tmp_path, "explain", "other.toml")
 
 
+def test_run_says_when_one_party_can_set_the_model_and_a_new_job_gives_no_reason_to(tmp_path: Path) -> None:
+    done = within(tmp_path, "run", "digits", "--rounds", "1", *QUICK)
+    (said,) = [line for line in done.stderr.splitlines() if "at will" in line]
+    assert said.startswith(
+        "note: one of 10 parties can set the model at will: nothing bounds its vector; put Clip(norm)"
+    )
+    fine(tmp_path, "new", "mine")
+    stages = tomllib.loads((tmp_path / "mine.toml").read_text())["stages"]
+    assert stages == [{"use": "clip", "norm": 5.0}, {"use": "weigh", "max_weight": 1000}]
+    assert "at will" not in within(tmp_path, "run", "mine.toml", "--rounds", "1").stderr
+    assert "at will" not in fine(tmp_path, "explain", "mine.toml")
+
+
 def test_new_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     assert "did you mean 'digits'?" in refused(tmp_path, "new", "x", "--data", "digit")
     refused(tmp_path, "new", "nowhere/x")

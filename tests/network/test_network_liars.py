@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +82,51 @@ def test_a_liar_is_named_and_the_run_goes_on(cast: Cast, combine: str, step: str
     assert [fact["party"] for fact in refused] == ["dan"] * 7  # three sums of vectors, four of evaluations
     said = CliRunner().invoke(app, ["status", str(cast.folder / "run"), "--json"])
     assert json.loads(said.output)["rejected"]["dan"]["count"] == 7
+
+
+def exaggerate(what: str, *args: Any) -> None:
+    """Take part, and send a vector whose weight, or whose length, is a thousand times what the job allows."""
+    from atoll.runtimes.network.party.join import Party
+
+    honest = Party._train
+
+    def lying(party: Any, asked: str, question: Any) -> Any:
+        said = honest(party, asked, question)
+        if asked.endswith("/contribute"):
+            said["vector"][:, slice(None) if what == "weight" else slice(-1)] *= 1000
+        return said
+
+    Party._train = lying  # type: ignore[method-assign]
+    take_part(*args)
+
+
+PLAIN = JOB.replace('combine = "%s"\n', "").replace('stages = [{ use = "clip", norm = 1.0 }, "average", ', "stages = [")
+BOUNDED = PLAIN.replace(
+    '{ use = "ring", bits = 16 }', '{ use = "clip", norm = 5.0 }, { use = "weigh", max_weight = 999 }'
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "what", "why"),
+    [
+        (PLAIN.replace('{ use = "ring", bits = 16 }', '"weigh"'), "weight", r"a weight of .*: with the \d+ samples"),
+        pytest.param(BOUNDED, "weight", r"a weight of .*: with the \d+ samples|is .* long", marks=pytest.mark.nightly),
+        pytest.param(BOUNDED, "length", "long", marks=pytest.mark.nightly),
+    ],
+    ids=["weight", "bounded weight", "length"],
+)
+def test_who_sends_more_than_the_job_allows_is_refused_by_name(cast: Cast, job: str, what: str, why: str) -> None:
+    """A weight of a thousand times its samples would let one of four set the model."""
+    address = cast.open(job)
+    for name in ("ada", "ben", "cleo"):
+        cast.join(address, name, cast.policy(name, RECIPE))
+    args = (what, address, str(cast.folder), "dan", line_of(cast.server), cast.policy("dan", RECIPE), True)
+    cast.processes["dan"] = spawn.process(exaggerate, *args)
+    run = cast.close(240)
+    assert [fact["answered"] for fact in run.facts if fact["what"] == "round"] == [3, 3, 3]
+    refused = [fact for fact in run.facts if fact["what"] == "rejected"]
+    assert {fact["party"] for fact in refused} == {"dan"}
+    assert all(re.search(why, fact["why"]) for fact in refused), refused
 
 
 # --- a server that lies: every party joins as it always does, and the server tells one of them something else ---

@@ -133,3 +133,25 @@ def test_a_party_is_told_of_its_own_samples_only(digits):
     said = atoll.explain(job(atoll.All()), digits, world=World.real(0), own=True)
     assert f"this party, one of 12, holds {int(digits.train.sizes[0])} samples" in said
     assert "parties hold" not in said
+
+
+CHANNELS = {
+    "nothing bounds its vector; put Clip(norm) before Weigh(max_weight=…)": atoll.Channel(),
+    "nothing bounds its vector; put Clip(norm) before Average()": atoll.Channel([atoll.Average()]),
+    "or combine with Each(Median())": atoll.Channel([atoll.Average()], atoll.Each(atoll.TrimmedMean(0))),
+    "the server sees the sum only": atoll.Channel([atoll.Clip(1.0), atoll.Average(), atoll.Ring()], atoll.SecureSum()),
+    "integers of a ring are not checked": atoll.Channel([atoll.Clip(1.0), atoll.Average(), atoll.Ring()]),
+    "put Clip(norm) before": atoll.Channel([atoll.Clip(1.0), atoll.Weigh()]),
+    "": atoll.Channel([atoll.Clip(1.0), atoll.Weigh(max_weight=100)]),
+    " ": atoll.Channel([atoll.Clip(1.0), atoll.Average()]),
+    "  ": atoll.Channel([atoll.Average()], atoll.Each(atoll.Median())),
+    "   ": atoll.Channel([atoll.Average()], atoll.Each(atoll.TrimmedMean(1))),
+}
+
+
+@pytest.mark.parametrize("why", CHANNELS, ids=lambda why: repr(CHANNELS[why]))
+def test_one_line_says_when_one_party_can_set_the_model(why, digits):
+    lines = atoll.explain(job(atoll.All(), channel=CHANNELS[why]), digits).splitlines()
+    said = [line for line in lines if "can set the model at will" in line]
+    assert len(said) == bool(why.strip())
+    assert all(line.startswith("  one of 12 parties can set the model at will: ") and why in line for line in said)

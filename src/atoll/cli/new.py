@@ -25,7 +25,9 @@ method = {{ use = "fedavg", model = {{ use = "{model}" }}, epochs = 1, batch = 1
 select = {{ use = "uniform", fraction = 0.5 }}
 
 # What happens to a party's vector before it leaves (atoll list stage), and how vectors become one (atoll list combine).
-stages = [{{ use = "weigh" }}]      # weigh: by examples; average: each party counts equally
+# clip: no update is longer than this, and a server refuses one that is; atoll run notes how many were clipped.
+# weigh: by examples, and nobody counts for more than so many; average: each party counts equally.
+stages = [{{ use = "clip", norm = 5.0 }}, {{ use = "weigh", max_weight = 1000 }}]
 combine = {{ use = "sum" }}
 
 # Who is there: {{ use = "flaky", probability = 0.8 }}, {{ use = "always", drop = 0.1 }} … (atoll list availability)

@@ -157,6 +157,7 @@ class Progress:
                     f"{job['name']}: {job['method']['use']}, {many} ({facts['cohort']} a round), "
                     f"{facts['parameters']:,} parameters sent and received per party, {rounds}\n"
                 )
+                self._stream.write("".join(f"note: {line}\n" for line in facts.get("at_will", ())))
         if self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

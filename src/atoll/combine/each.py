@@ -106,6 +106,12 @@ class Each(Combine):
     def holds_rows(self) -> bool:
         return True
 
+    @property
+    def robust(self) -> bool:
+        rows = np.zeros((max(self.rule.min_rows, 3), 1))
+        rows[0] = 1.0
+        return not self.rule(rows).any()  # all the others agree
+
     def gather(self, wire: Wire, setting: Setting) -> Gather:
         self.check(wire)
 

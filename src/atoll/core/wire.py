@@ -191,15 +191,14 @@ class DecodeContext(NamedTuple):
 
 
 StageMemory = Mapping[str, Any]
-NONE: StageMemory = EMPTY
 
 
 class Coded(NamedTuple):
     """What comes out of a stage: rows or a sum, what is remembered, and facts to note that nobody remembers."""
 
     x: Array
-    memory: StageMemory = NONE
-    facts: Mapping[str, Any] = NONE
+    memory: StageMemory = EMPTY
+    facts: Mapping[str, Any] = EMPTY
 
 
 class Codec(NamedTuple):
@@ -211,7 +210,7 @@ class Codec(NamedTuple):
 
     encode: Callable[[Array, StageMemory, EncodeContext], Coded]
     decode: Callable[[Array, StageMemory, DecodeContext], Coded]
-    start: StageMemory = NONE
+    start: StageMemory = EMPTY
     stage_state: tuple[str, ...] = ()
     remembers: bool = False
 
@@ -320,6 +319,11 @@ class Combine(Part, Protocol):
         return ""
 
     @property
+    def robust(self) -> bool:
+        """Whether one vector, however long, moves the result no further than the others lie apart."""
+        return False
+
+    @property
     def staleness(self) -> int | None:
         """How many rounds old an answer may be; None where a round waits for its own."""
         return None
@@ -353,8 +357,7 @@ def chain(*stages: Stage) -> Stage:
             codecs.append(codec)
 
         def encode(x: Array, memory: StageMemory, context: EncodeContext) -> Coded:
-            kept: dict[str, Any] = {}
-            facts: dict[str, Any] = {}
+            kept, facts = dict[str, Any](), dict[str, Any]()
             for i, codec in enumerate(codecs):
                 state = context.stage_state
                 mine = context._replace(stage_state=_of(i, state)) if state else context
@@ -364,8 +367,7 @@ def chain(*stages: Stage) -> Stage:
             return Coded(x, kept, facts)
 
         def decode(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
-            kept: dict[str, Any] = {}
-            facts: dict[str, Any] = {}
+            kept, facts = dict[str, Any](), dict[str, Any]()
             for i, codec in reversed(list(enumerate(codecs))):
                 x, after, noted = codec.decode(x, _of(i, memory), context)
                 kept |= _named(i, after)

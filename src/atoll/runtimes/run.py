@@ -31,6 +31,8 @@ from atoll.job.job import Job, check_job
 from atoll.journal import Journal, Past, reopen
 from atoll.journal.sealed import save
 from atoll.journal.write import mend, write_format
+from atoll.programs.influence import at_will
+from atoll.programs.phases import lines_by_phase
 from atoll.runtimes.given import check_given, check_switches
 from atoll.runtimes.local.memory import PartyMemory
 from atoll.runtimes.local.simulator import Simulator
@@ -312,6 +314,7 @@ def describe(assembled: Assembled, data: Federated, seed: int) -> dict[str, Any]
         "cohort": wire.total.cohort,
         "bytes_per_vector": max(exchange.up for exchange in exchanges.values()),
         "seen": dict(assembled.program.seen()),
+        "at_will": lines_by_phase({name: at_will(exchange) for name, exchange in exchanges.items()}),
         "better": dict(assembled.program.evaluation.better) if assembled.program.evaluation else {},
         **({"privacy": privacy} if privacy else {}),
         "kind": data.kind,

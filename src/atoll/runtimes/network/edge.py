@@ -26,6 +26,7 @@ from atoll.job.file import parse
 from atoll.journal import Journal
 from atoll.programs.evaluate import LOCAL
 from atoll.programs.federate import Exchange
+from atoll.programs.influence import weight_limits
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.answers import travels
 from atoll.runtimes.network.messages.calls import Limits, RunFailed, Times
@@ -111,6 +112,7 @@ def _hub(
             run, store, journal, Worker({}, {}, made.program.world), questions,
             data=summary_of(data).sample, classes=session.classes, job=session.job, manifest=welcome.manifest,
             roster=below.roster, times=times, successor=below.credentials.successor,
+            weights=weight_limits(made.program.exchanges),
         )  # fmt: skip
         limits = Limits.of(len(known), map(travels, questions.values()))
         transport = ServerTransport(below.address, below.credentials, hub, limits=limits, times=times, folder=folder)

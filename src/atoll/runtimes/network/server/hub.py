@@ -16,7 +16,7 @@ from atoll.core.effects import Ask, Cohort, Note, Recorder, Replies
 from atoll.core.errors import AtollError
 from atoll.core.party import ragged
 from atoll.core.question import Fault, Layout, Question
-from atoll.core.tree import Array, Tree, leaves
+from atoll.core.tree import EMPTY, Array, Tree, leaves
 from atoll.crypto.keys import Refused
 from atoll.programs.quorum import Quorum
 from atoll.runtimes.local.worker import Chunk, Worker, sum_type
@@ -91,12 +91,13 @@ class Hub:
         live: bool = False,
         successor: bytes = b"",
         elapsed: float = 0.0,
+        weights: Mapping[str, Callable[[int], float]] = EMPTY,
     ) -> None:
         self._run, self._store, self._journal, self._local = run, store, journal, local
         self._questions, self._data, self._job, self._manifest = dict(questions), data, job, manifest
         self._told = {name: travels(question) for name, question in questions.items()}
         self._used: Array | None = None  # by party: the last ask whose answer was used
-        self._classes = classes
+        self._classes, self._weights = classes, weights  # by question: the largest weight of so many samples
         self._members = {member.name: member.number for member in store.members() if member.listed}
         self._roster, self._times = roster, times
         self._successor = successor  # an announcement of the server's next key
@@ -117,6 +118,7 @@ class Hub:
         self._refusing: dict[int, str] = {}  # who does not take part now, by a policy of its own, and why
         self._quorum, self._phases = Quorum(0), frozenset[str]()
         self._numbers: dict[str, int] = {}
+        self._samples: dict[int, int] = {}  # as declared; an edge, which speaks for others, declares none
         self._open: dict[int, _Open] = {}
         self._informed: set[int] = set()  # who was told that it is over
         self._begun_asking = False
@@ -143,6 +145,7 @@ class Hub:
         with self._turn:
             new = name not in self._numbers or self._refusing.pop(number, None) is not None
             self._numbers[name] = number
+            self._samples |= {} if said.edge else {number: said.samples}
             self._here(number)
             self._turn.notify_all()
         if new:
@@ -285,8 +288,10 @@ class Hub:
             if header.size > (most := travels(asked).max_bytes):
                 raise Fault("size", f"{header.size} bytes: an answer to {now.what!r} has {most}")
             data = body.read()
-            if not np.all(read_answer(asked, data).get("finite", True)):
+            tree = read_answer(asked, data)
+            if not np.all(tree.get("finite", True)):
                 raise Fault("not finite", "the party itself says that its numbers were not finite")
+            self._check_weight(now.what, number, tree)
         except Fault as fault:
             question = self._asked_of(number) if question < 0 else question
             self._store.reject(question, number, str(fault))
@@ -295,6 +300,14 @@ class Hub:
         verdict = self._store.accept(question, number, header.sha256.hex(), data)
         why = "" if verdict in ("accepted", "again") else f"this answer counts no more: it is {verdict}"
         return question, verdict, why
+
+    def _check_weight(self, what: str, number: int, tree: Tree) -> None:
+        """Refuse a weight that the party's declared number of samples does not give."""
+        if what not in self._weights or number not in self._samples:
+            return
+        said, samples = float(tree["vector"][0, -1]), self._samples[number]
+        if said > (most := self._weights[what](samples)) * (1 + 1e-5):
+            raise Fault("weight", f"a weight of {said:g}: with the {samples:,} samples it declared it has {most:g}")
 
     def _asked_of(self, number: int) -> int:
         """What a party was asked whose answer does not even say what it answers."""

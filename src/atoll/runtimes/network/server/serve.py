@@ -27,6 +27,7 @@ from atoll.journal import Damaged, Journal, Past, reopen
 from atoll.journal.read import NoRun
 from atoll.journal.sealed import save
 from atoll.journal.write import mend, write_format
+from atoll.programs.influence import weight_limits
 from atoll.runtimes.run import Run, describe
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ def _hub(
         questions, data=summary_of(data).sample, classes=data.classes, job=text,
         manifest=agreement_of(text), roster=roster, times=times, live=True, successor=successor,
         elapsed=float(past.memory["elapsed"]) if past.memory else 0.0,
+        weights=weight_limits(first.program.exchanges),
     )  # fmt: skip
 
 
