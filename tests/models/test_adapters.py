@@ -16,7 +16,7 @@ from flax import linen, nnx
 from atoll.core.party import Group
 from atoll.core.world import World
 from atoll.data.federated import Silos
-from atoll.models import Fit, Model, cnn, linear, mlp, softmax
+from atoll.models import ExampleDP, Fit, Model, cnn, linear, mlp, softmax
 from atoll.models.adapters import equinox, flax, functions, module
 
 SHAPE, OUTPUTS = (6,), 3
@@ -192,6 +192,56 @@ def test_frozen_and_unused_parameters_and_dropout() -> None:
     assert (first[1] == model.fit(w, g.only(1), Fit(1, 5), 0.1)[0]).all()
     assert (first[:, 15:] == w[15:]).all()
     assert (model.scores(w, g.samples.x) == model.scores(w, g.samples.x)).all()
+
+
+class Dropped(linen.Module):
+    """Half of the features are left out in training; a `wide` one is too large to be trained with others in a call."""
+
+    wide: int = 4
+
+    @linen.compact
+    def __call__(self, x: Any, train: bool = False) -> Any:
+        x = linen.Dropout(0.5, deterministic=not train)(linen.Dense(self.wide)(x))
+        return linen.Dense(OUTPUTS)(x)
+
+
+class Deterministic(linen.Module):
+    @linen.compact
+    def __call__(self, x: Any, deterministic: bool) -> Any:
+        return linen.Dense(OUTPUTS)(linen.Dropout(0.5)(x, deterministic=deterministic))
+
+
+class Careless(linen.Module):
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Dense(OUTPUTS)(linen.Dropout(0.5, deterministic=False)(x))
+
+
+@pytest.mark.parametrize("module", [Dropped(), Dropped(2000), Deterministic()], ids=["many", "one", "deterministic"])
+def test_dropout_of_flax_gets_its_key(module: Any) -> None:
+    """The address is the round and the party: the same in a group and alone, another in the next round."""
+    model, g = flax(module).bind(SHAPE, OUTPUTS), group()
+    w = model.init(0)
+    first = model.fit(w, g, Fit(2, 5), 0.1)
+    assert (first == model.fit(w, g, Fit(2, 5), 0.1)).all()
+    assert first[1] == pytest.approx(model.fit(w, g.only(1), Fit(2, 5), 0.1)[0], abs=1e-6)
+    later = Group(g.me, g.samples, g.at, g.world, 1)
+    gradients = [model.grad(w, some) for some in (g, g, later)]
+    assert (gradients[0] == gradients[1]).all()
+    assert not np.allclose(gradients[0], gradients[2], atol=1e-3), "the full batch is the same, the mask is not"
+    assert (model.scores(w, g.samples.x) == model.scores(w, g.samples.x)).all()
+    plain = flax(Deterministic()).bind(SHAPE, OUTPUTS)
+    if isinstance(module, Deterministic):
+        by_hand = g.samples.x @ w[3:].reshape(6, 3) + w[:3]
+        assert np.allclose(plain.scores(w, g.samples.x), by_hand, atol=1e-5), "nothing is dropped in evaluation"
+
+
+def test_dropout_that_never_ends_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"draws, and does not say whether it is trained: give its call an argument"):
+        _ = flax(Careless()).bind(SHAPE, OUTPUTS).size
+    model = flax(Dropped()).bind(SHAPE, OUTPUTS)
+    with pytest.raises(ValueError, match="example_dp trains without dropout"):
+        model.fit(model.init(0), group(), Fit(1, 5, example_dp=ExampleDP(1.0, 1.0)), 0.1)
 
 
 def test_convolutions_are_heavy_and_symbols_are_integers() -> None:

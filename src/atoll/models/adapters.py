@@ -6,9 +6,10 @@ belongs to no party alone, so it is refused; GroupNorm and LayerNorm need none.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -44,7 +45,8 @@ def flax(
 
     Args:
         module: a linen Module, or a function from nnx.Rngs to an nnx Module. It must have no state beside its
-            parameters.
+            parameters. A linen Module whose call has an argument `train`, `training` or `deterministic` is told whether
+            it is trained, and gets a key for its dropout then.
         loss: "cross_entropy" (the default), "logistic" (one score, two classes) or "squared" (real targets).
         ignore: labels equal to this do not count, such as padding. Default: all count.
         dtype: of the parameters, "float32" (the default) or "float64".
@@ -171,19 +173,28 @@ class Linen:
             raise ValueError("a Flax module does not know its data yet: call model.bind(shape, outputs)")
 
         def start(x: Tensor, seed: int) -> Tensor:
-            return self.module.init(jax.random.key(seed), x)
+            return self.module.init(jax.random.key(seed), x, **self._training(False))
 
         inputs = [np.zeros((1, *shape), t) for t in _TYPES]
         x, found = _try(lambda x: jax.eval_shape(lambda: start(x, 0)), inputs, shape)
         others = sorted(set(found) - {"params"})
         if others:
             raise ValueError(_stateful(f"collection '{others[0]}'"))
-        return _foreign(
+        made = _foreign(
             found.get("params", {}),
             lambda seed: start(x, seed).get("params", {}),
-            lambda p, x: self.module.apply({"params": p}, x),
+            lambda p, x: self.module.apply({"params": p}, x, **self._training(False)),
             self, shape, outputs,
         )  # fmt: skip
+        return replace(made, draw=self._draw) if self._training(True) else made
+
+    def _training(self, yes: bool) -> dict[str, bool]:
+        """Say to the module, in the word that its call has for it, whether it is trained."""
+        words = inspect.signature(type(self.module).__call__).parameters
+        return {w: yes != (w == "deterministic") for w in ("train", "training", "deterministic") if w in words}
+
+    def _draw(self, p: Tensor, x: Tensor, key: Tensor) -> Tensor:
+        return self.module.apply({"params": p}, x, rngs={"dropout": key}, **self._training(True))
 
 
 @dataclass(frozen=True)
@@ -296,6 +307,7 @@ class Foreign:
     start: Callable[[int], Tensor]
     score: Scores | None
     own: RowLosses | None = None
+    draw: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None  # scores in training, with a key to draw from
 
     @property
     def heavy(self) -> bool:
@@ -310,6 +322,10 @@ class Foreign:
         if self.score is None:
             raise ValueError("this model has losses but no scores: give functions() an apply(parameters, x) as well")
         return self.score(self._nested(parameters), x)
+
+    def draws(self, parameters: dict[str, Tensor], x: Tensor, key: Tensor) -> Tensor:
+        assert self.draw is not None
+        return self.draw(self._nested(parameters), x, key)
 
     def losses(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         assert self.own is not None
@@ -387,6 +403,11 @@ def _try(run: Callable[[T], U], inputs: Sequence[T], shape: Shape) -> tuple[T, U
         except Exception as error:  # code of others raises what it likes
             first = first or error
     why = str(first).strip().partition("\n")[0] or type(first).__name__
+    if "dropout" in why:
+        raise ValueError(
+            "the module draws, and does not say whether it is trained: give its call an argument `train`, as in "
+            "nn.Dropout(0.5, deterministic=not train)(x)"
+        ) from first
     raise ValueError(
         f"the module does not take the data's rows, which have shape {shape} ({why}): make its first layer for them"
     ) from first

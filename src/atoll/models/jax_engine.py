@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.party import Group
 from atoll.core.tree import Array, Schema
 from atoll.jit import jax_library
@@ -40,31 +41,35 @@ class JaxEngine:
         optimiser.check()
 
     def fit(self, model: Model, start: FitStart, group: Group, how: Fit, lr: float) -> Fitted:
+        if how.example_dp is not None and _keys(model, group) is not None:
+            raise Mismatch("example_dp trains without dropout: take the argument `train` out of the module's call")
         if how.example_dp is not None:
             from atoll.models.jax_example_dp import fit_private
 
             with _precision(model):
                 return fit_private(model, start, group, how, lr)
-        plan = batches(group, how.epochs, how.batch)
+        plan, keys = batches(group, how.epochs, how.batch), _keys(model, group)
         with _precision(model):
             if self.group_size(model) > 1:
-                return _fit_many(model, start, group, plan, how, lr)
+                return _fit_many(model, start, group, plan, how, lr, keys)
             run = _fit_steps if model.net.heavy else _fit_one
-            one_by_one = (run(model, start.of(k), group, _only(plan, k), how, lr) for k in range(len(group)))
+            one_by_one = (
+                run(model, start.of(k), group, _only(plan, k), how, lr, _of(keys, k)) for k in range(len(group))
+            )
             w, loss = zip(*one_by_one, strict=True)
             return Fitted(w[0][None] if len(w) == 1 else np.stack(w), np.array(loss))
 
     def grad(self, model: Model, w: Array, group: Group) -> tuple[Array, Array]:
         # One full-batch step of size 1 goes from w to w − g; differentiating directly keeps all digits.
-        plan = batches(group, 1, None)
+        plan, keys = batches(group, 1, None), _keys(model, group)
         with _precision(model):
             if w.ndim == 2 and self.group_size(model) > 1:
-                return _grad_many(model, w, group, plan)
+                return _grad_many(model, w, group, plan, keys)
             kernel = _compiled_grad(model)
             out = []
             for k in range(len(group)):
                 x, y, rows, count = _padded(group, _only(plan, k))
-                out.append(kernel(w if w.ndim == 1 else w[k], x, y, rows[0], count[0]))
+                out.append(kernel(w if w.ndim == 1 else w[k], x, y, rows[0], count[0], _at(_of(keys, k), 0)))
             g, loss = zip(*out, strict=True)
             return np.stack(g), np.array(loss, np.float64)
 
@@ -162,7 +167,26 @@ def _join(schema: Schema, p: dict[str, Tensor]) -> Tensor:
     return jax_library().numpy.concatenate([p[name].reshape(-1) for name, _ in schema.leaves])
 
 
-def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _keys(model: Model, group: Group) -> Array | None:
+    """Return a key for each party, where the network draws as it trains: dropout has an address, too."""
+    if not isinstance(model.net, Foreign) or model.net.draw is None:
+        return None
+    drawn = np.asarray(group.world.public("dropout", group.t, group.me), np.uint64).reshape(len(group), 1)
+    return np.concatenate([drawn >> np.uint64(32), drawn & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
+
+
+def _of(keys: Array | None, k: int) -> Array | None:
+    return None if keys is None else keys[k]
+
+
+def _at(key: Tensor | None, s: Tensor) -> Tensor | None:
+    """Return the key of a step."""
+    return None if key is None else jax_library().random.fold_in(key, s)
+
+
+def _row_losses(
+    model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return loss, right (or squared error) and number of labels of each row."""
     jax = jax_library()
     jnp, net = jax.numpy, model.net
@@ -171,7 +195,7 @@ def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tup
         return loss, jnp.zeros_like(loss), jnp.ones_like(loss)
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(model.dtype)
-    scores = net.apply(p, x)
+    scores = net.draws(p, x, key) if isinstance(net, Foreign) and key is not None else net.apply(p, x)
     if net.loss == "squared":
         error = (scores - y.reshape(scores.shape)) ** 2
         error = error.reshape(len(x), -1).sum(1)
@@ -191,10 +215,12 @@ def _row_losses(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor) -> tup
     return (loss * counts).sum(inner), (right * counts).sum(inner), counts.sum(inner)
 
 
-def _mean_loss(model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor, count: Tensor | None) -> Tensor:
+def _mean_loss(
+    model: Model, p: dict[str, Tensor], x: Tensor, y: Tensor, count: Tensor | None, key: Tensor | None = None
+) -> Tensor:
     """Return the mean over the labels of the first `count` rows (None: of all)."""
     jnp = jax_library().numpy
-    loss, _, n = _row_losses(model, p, x, y)
+    loss, _, n = _row_losses(model, p, x, y, key)
     if count is not None:
         real = (jnp.arange(len(x)) < count).astype(loss.dtype)
         loss, n = jnp.where(real > 0, loss, 0), n * real
@@ -235,9 +261,10 @@ def _steps(model: Model, how: Fit, tilted: bool, full: bool) -> StepPlan:
     begin, move = _moves(how, tilted)
 
     def step(
-        p: Tensor, o: Tensor, total: Tensor, p0: Tensor, x: Tensor, y: Tensor, count: Tensor, lr: Tensor, linear: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        loss, g = jax.value_and_grad(partial(_mean_loss, model))(p, x, y, None if full else count)
+        p: Tensor, o: Tensor, total: Tensor, p0: Tensor, x: Tensor, y: Tensor, count: Tensor, lr: Tensor,
+        linear: Tensor, key: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        loss, g = jax.value_and_grad(partial(_mean_loss, model))(p, x, y, None if full else count, key)
         after = (*move(p, o, p0, g, lr, linear), total + loss * count)
         if full:
             return after
@@ -258,14 +285,14 @@ def _compiled_one(model: Model, how: Fit, tilted: bool, full: bool) -> Callable[
 
     def run(
         w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, steps: Tensor, lr: Tensor, linear: Tensor,
-        centre: Tensor,
+        centre: Tensor, key: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         p0 = _cut(schema, w)
         tilt = _cut(schema, linear) if tilted else None
         middle = p0 if centre is None else _cut(schema, centre)
 
         def body(s: Tensor, carry: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-            return step(*carry, middle, x[rows[s]], y[rows[s]], count[s], lr, tilt)
+            return step(*carry, middle, x[rows[s]], y[rows[s]], count[s], lr, tilt, _at(key, s))
 
         p, _, total = jax.lax.fori_loop(0, steps, body, (p0, begin(p0, lr), jax.numpy.zeros_like(lr)))
         return _join(schema, p), total
@@ -274,13 +301,13 @@ def _compiled_one(model: Model, how: Fit, tilted: bool, full: bool) -> Callable[
 
 
 def _fit_one(
-    model: Model, start: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float
+    model: Model, start: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float, key: Array | None
 ) -> tuple[Array, Array]:
     full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
     x, y, rows, count = _padded(group, plan)
     kernel = _compiled_one(model, how, start.linear is not None, full)
     rate = np.asarray(lr, model.dtype)
-    w, total = kernel(start.w, x, y, rows, count, np.int32(plan.steps), rate, start.linear, start.centre)
+    w, total = kernel(start.w, x, y, rows, count, np.int32(plan.steps), rate, start.linear, start.centre, key)
     return np.asarray(w), mean_loss(total, plan.real)
 
 
@@ -297,16 +324,16 @@ def _compiled_steps(model: Model, how: Fit, tilted: bool, full: bool) -> tuple[C
 
     def one(
         p: Tensor, o: Tensor, total: Tensor, p0: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor,
-        s: Tensor, lr: Tensor, linear: Tensor,
+        s: Tensor, lr: Tensor, linear: Tensor, key: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         tilt = _cut(schema, linear) if tilted else None
-        return step(p, o, total, p0, x[rows[s]], y[rows[s]], count[s], lr, tilt)
+        return step(p, o, total, p0, x[rows[s]], y[rows[s]], count[s], lr, tilt, _at(key, s))
 
     return jax.jit(start), jax.jit(one, donate_argnums=(0, 1, 2)), jax.jit(partial(_join, schema))
 
 
 def _fit_steps(
-    model: Model, begin: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float
+    model: Model, begin: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float, key: Array | None
 ) -> tuple[Array, Array]:
     full = bool((plan.real[: plan.steps] == plan.rows.shape[1]).all())
     x, y, rows, count = _padded(group, plan)
@@ -317,7 +344,7 @@ def _fit_steps(
     p, o, p0 = start(begin.w, rate, begin.centre)
     total = jnp.zeros_like(rate)
     for s in range(int(plan.steps)):
-        p, o, total = step(p, o, total, p0, x, y, rows, count, np.int32(s), rate, begin.linear)
+        p, o, total = step(p, o, total, p0, x, y, rows, count, np.int32(s), rate, begin.linear, key)
     return np.asarray(join(p)), mean_loss(total, plan.real)
 
 
@@ -334,22 +361,26 @@ def _compiled_many(
     of_w, of_linear, of_centre = axes
 
     def one(
-        w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, lr: Tensor, linear: Tensor, centre: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, lr: Tensor, linear: Tensor, centre: Tensor,
+        key: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         p0 = _cut(schema, w)
         tilt = _cut(schema, linear) if tilted else None
         middle = p0 if centre is None else _cut(schema, centre)
 
-        def body(carry: tuple[Tensor, ...], s: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], None]:
-            return step(*carry, middle, x[s[0]], y[s[0]], s[1], lr, tilt), None
+        def body(carry: tuple[Tensor, ...], s: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], None]:
+            return step(*carry, middle, x[s[0]], y[s[0]], s[1], lr, tilt, s[2]), None
 
-        (p, _, total), _ = jax.lax.scan(body, (p0, begin(p0, lr), jax.numpy.zeros_like(lr)), (rows, count))
+        keys = None if key is None else jax.vmap(partial(_at, key))(jax.numpy.arange(len(rows)))
+        (p, _, total), _ = jax.lax.scan(body, (p0, begin(p0, lr), jax.numpy.zeros_like(lr)), (rows, count, keys))
         return _join(schema, p), total
 
-    return jax.jit(jax.vmap(one, in_axes=(of_w, None, None, 0, 0, None, of_linear, of_centre)))
+    return jax.jit(jax.vmap(one, in_axes=(of_w, None, None, 0, 0, None, of_linear, of_centre, 0)))
 
 
-def _fit_many(model: Model, start: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float) -> Fitted:
+def _fit_many(
+    model: Model, start: FitStart, group: Group, plan: MiniBatches, how: Fit, lr: float, keys: Array | None
+) -> Fitted:
     k = len(plan.steps)
     group_size = min(JaxEngine().group_size(model), round_up(k))
     if k > group_size:
@@ -357,14 +388,15 @@ def _fit_many(model: Model, start: FitStart, group: Group, plan: MiniBatches, ho
         for a in range(0, k, group_size):
             some = slice(a, a + group_size)
             part = MiniBatches(*(leaf[some] for leaf in plan))
-            out.append(_fit_many(model, start.of(some), group, part, how, lr))
+            out.append(_fit_many(model, start.of(some), group, part, how, lr, None if keys is None else keys[some]))
         return Fitted(*(np.concatenate(column) for column in zip(*out, strict=True)))
     full = bool((plan.real == plan.rows.shape[2]).all()) and k == group_size
     x, y, rows, real = _padded(group, MiniBatches(*(_fill(leaf, group_size) for leaf in plan)), keep_steps=full)
     axes = tuple(None if leaf is None or leaf.ndim == 1 else 0 for leaf in start)
     kernel = _compiled_many(model, how, start.linear is not None, axes, full)
     w, linear, centre = (leaf if leaf is None or leaf.ndim == 1 else _fill(leaf, group_size) for leaf in start)
-    w, total = kernel(w, x, y, rows, real, np.asarray(lr, model.dtype), linear, centre)
+    keys = None if keys is None else _fill(keys, group_size)
+    w, total = kernel(w, x, y, rows, real, np.asarray(lr, model.dtype), linear, centre, keys)
     return Fitted(np.asarray(w)[:k], mean_loss(np.asarray(total)[:k], plan.real[:k]))
 
 
@@ -379,8 +411,8 @@ def _fill(leaf: Array, group_size: int) -> Array:
 def _compiled_grad(model: Model) -> Callable[..., tuple[Tensor, Tensor]]:
     jax, schema = jax_library(), model.schema
 
-    def run(w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        loss, g = jax.value_and_grad(partial(_mean_loss, model))(_cut(schema, w), x[rows], y[rows], count)
+    def run(w: Tensor, x: Tensor, y: Tensor, rows: Tensor, count: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        loss, g = jax.value_and_grad(partial(_mean_loss, model))(_cut(schema, w), x[rows], y[rows], count, key)
         return _join(schema, g), loss
 
     return jax.jit(run)
@@ -388,10 +420,10 @@ def _compiled_grad(model: Model) -> Callable[..., tuple[Tensor, Tensor]]:
 
 @lru_cache(maxsize=64)
 def _compiled_grad_each(model: Model) -> Callable[..., tuple[Tensor, Tensor]]:
-    return jax_library().jit(jax_library().vmap(_compiled_grad(model), in_axes=(0, None, None, 0, 0)))
+    return jax_library().jit(jax_library().vmap(_compiled_grad(model), in_axes=(0, None, None, 0, 0, 0)))
 
 
-def _grad_many(model: Model, w: Array, group: Group, plan: MiniBatches) -> tuple[Array, Array]:
+def _grad_many(model: Model, w: Array, group: Group, plan: MiniBatches, keys: Array | None) -> tuple[Array, Array]:
     """Return the gradients and losses of many small models, one a party."""
     kernel, out = _compiled_grad_each(model), []
     size = min(JaxEngine().group_size(model), round_up(len(w)))
@@ -399,7 +431,8 @@ def _grad_many(model: Model, w: Array, group: Group, plan: MiniBatches) -> tuple
         some = MiniBatches(*(_fill(leaf[a : a + size], size) for leaf in plan))
         x, y, rows, count = _padded(group, some)
         part = w[a : a + size]
-        found = kernel(_fill(part, size), x, y, rows[:, 0], count[:, 0])
+        drawn = None if keys is None else jax_library().vmap(lambda key: _at(key, 0))(_fill(keys[a : a + size], size))
+        found = kernel(_fill(part, size), x, y, rows[:, 0], count[:, 0], drawn)
         out.append([np.asarray(leaf)[: len(part)] for leaf in found])
     g, loss = (np.concatenate(column) for column in zip(*out, strict=True))
     return g, np.asarray(loss, np.float64)
