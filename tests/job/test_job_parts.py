@@ -30,6 +30,7 @@ from atoll.job.catalogue import BadJob, build, entries, name_of, names, table
 from atoll.job.file import dumps, from_table, parse, third_party, to_table
 from atoll.job.job import Channel, Job
 from atoll.job.parts import KINDS, Package, digest, installed
+from atoll.journal.sealed import seal
 from atoll.methods import Cosine, Exponential, FedAvg, FedSGD
 from atoll.methods.schedule import Schedule
 from atoll.methods.server import ServerOptimiser
@@ -646,6 +647,8 @@ def test_reports_and_status_import_nothing_that_a_job_names(tmp_path: Path, rele
         assert "trap:FedAvg" in (tmp_path / "run" / file).read_text()
     if release == "today":
         (tmp_path / "run" / "format").write_text("2\n")
+        facts = tmp_path / "run" / "facts.jsonl"
+        facts.write_text("".join(f"{seal(json.loads(line))}\n" for line in facts.read_text().splitlines()))
     for command in ("report", "status"):
         assert cli(tmp_path, tmp_path, command, "run")
     assert not (tmp_path / "imported").exists()
