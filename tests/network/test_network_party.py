@@ -238,7 +238,7 @@ def test_batches_are_cut_from_the_parties_that_were_there_when_this_party_agreed
     for other in ({**members, "ben": 2, "cleo": 1}, {**members, "eve": 4}, {"ada": 0, "ben": 1, "cleo": 2}):
         if "eve" in other:
             roster.write_text(roster.read_text() + f"{line_of(new_key(tmp_path, 'eve'))}\n")
-        with pytest.raises(NotAllowed, match="whole_batches: the parties of this job, or their numbers or keys, are"):
+        with pytest.raises(NotAllowed, match="whole_batches: the parties of this job, or their numbers, are others"):
             sit(other)
 
 

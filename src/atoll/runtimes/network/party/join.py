@@ -258,15 +258,16 @@ def sides_of(
 def freeze(path: Path, members: Mapping[int, Member], policy: Policy) -> None:
     """Note who may be in a job's sums when this party first agrees to it; refuse others later.
 
-    Batches are cut from them: two different cuts together would separate those whom each keeps together.
+    Batches are cut from them: two different cuts together would separate those whom each keeps together. A party with a
+    new key is the same party.
     """
-    text = "".join(f"{number} {one.name} {one.key.hex()}\n" for number, one in sorted(members.items())).encode()
+    text = "".join(f"{number} {one.name}\n" for number, one in sorted(members.items())).encode()
     if not path.exists():
         replace_file(path, text, mode=0o600)
     elif path.read_bytes() != text:
         raise NotAllowed(
-            "whole_batches: the parties of this job, or their numbers or keys, are others than when this party agreed "
-            f"to it, and batches must not change; ask for the job under another name (see {policy.name})"
+            "whole_batches: the parties of this job, or their numbers, are others than when this party agreed to it, "
+            f"and batches must not change; ask for the job under another name (see {policy.name})"
         )
 
 
