@@ -241,8 +241,9 @@ class EncryptedParty(ClientSide):
             return protocol.said(self._holder.answer(rules, step, message, t))
         question = protocol.question_of(body)
         with holders.doubts():
-            sealer = rules.sealer(rules.key_for(self._session.me, message, t, protocol.fingerprint(question)))
-        self._session.lists.among(protocol.sum_key(self._setting, question))
+            key = rules.key_for(self._session.me, message, t, protocol.fingerprint(question))
+            sealer = rules.sealer(key)
+        self._session.lists.among(rules.agreed.key(key.terms), key.terms.cohort)
         with closing(sealer):
             vector = np.asarray(protocol.vector_of(self._setting, self._session, question, train))
             self._session.lists.keep(protocol.sum_key(self._setting, question), vector)

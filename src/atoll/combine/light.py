@@ -200,9 +200,7 @@ class LightParty(ClientSide):
             key, about = mine.key(terms), self._how.about(self._wire, mine, terms)
             few = about.target < mine.min_cohort
             refuse_if(few, f"a sum of {about.target} vectors may be opened: {mine.min_cohort} are the least", Abort)
-            away = set(me.lists.among(key)) - set(terms.cohort)
-            refuse_if(bool(away), "this party has signed other survivors of a sum of this model: with "
-                      f"{sorted(away)[:5]}, who are not asked now", Abort)  # fmt: skip
+            me.lists.among(key, terms.cohort)
 
             def sign(among: Sequence[int]) -> None:
                 mine.check_survivors(among)

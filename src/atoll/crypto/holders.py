@@ -242,6 +242,7 @@ class Holder:
             self._round.opener.close()
         self._round = None
         rules.agreed.check(terms, t)
+        self._lists.among(rules.agreed.key(terms), terms.cohort)
         opened = self._spent.last(terms.session)[0]
         refuse_if(t <= opened, f"round {t + 1}: its sum, or a later one, was already opened once", Abort)
 

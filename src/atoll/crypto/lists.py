@@ -9,6 +9,7 @@ masks: the same noise, and nothing new for anybody.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
@@ -68,18 +69,17 @@ class SignedLists:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder, self._books = folder, dict[bytes, _Book]()
 
-    def among(self, key: SumKey) -> tuple[int, ...]:
-        """Return the only list that may be signed, empty where none was yet; refuse another question of a round."""
-        book = self._book(key.job)
-        line = book.rounds.get((key.phase, key.t))
-        other = line is not None and line.model != key.model
-        refuse_if(other, f"round {key.t + 1}: this party has answered another question of this round: "
-                  "ask in the next", Abort)  # fmt: skip
-        return (line.among if line else ()) or book.models.get((key.phase, key.model), ())
+    def among(self, key: SumKey, cohort: Collection[int]) -> tuple[int, ...]:
+        """Return the only list that may be signed in a sum of this cohort, empty where none was yet."""
+        before = self._signed(key)
+        away = sorted(set(before) - set(cohort))
+        refuse_if(bool(away), f"round {key.t + 1}: this party has signed other survivors of a sum of this model: with "
+                  f"{away[:5]}, who are not asked now", Abort)  # fmt: skip
+        return before
 
     def sign(self, key: SumKey, among: tuple[int, ...]) -> None:
         """Note the list that is about to be signed; refuse a second one."""
-        before, line = self.among(key), self._line(key)
+        before, line = self._signed(key), self._line(key)
         refuse_if(before not in ((), among), f"round {key.t + 1}: this party has signed other survivors of a sum of "
                   "this model, and the difference of both sums would show single vectors", Abort)  # fmt: skip
         if line.among != among:
@@ -103,6 +103,15 @@ class SignedLists:
             return
         self._store(key, x)
         self._write(key.job, msgspec.structs.replace(line, vector=_hash(x)))
+
+    def _signed(self, key: SumKey) -> tuple[int, ...]:
+        """Return the list of this round or model; refuse another question of the round."""
+        book = self._book(key.job)
+        line = book.rounds.get((key.phase, key.t))
+        other = line is not None and line.model != key.model
+        refuse_if(other, f"round {key.t + 1}: this party has answered another question of this round: "
+                  "ask in the next", Abort)  # fmt: skip
+        return (line.among if line else ()) or book.models.get((key.phase, key.model), ())
 
     def _line(self, key: SumKey) -> _Line:
         return self._book(key.job).rounds.get((key.phase, key.t)) or _Line(key.phase, key.t, key.model)

@@ -152,7 +152,7 @@ class SecureClient:
             me.policy.check_plan(proposed)
             spent = me.spent.last(proposed.terms.session)[0]
             refuse_if(t <= spent, f"round {t}: round {spent} was already spent", Abort)
-            among = me.lists.among(me.agreed.key(proposed.terms))
+            among = me.lists.among(me.agreed.key(proposed.terms), proposed.terms.cohort)
             c, s, seed = Pair.new(), Pair.new(), secrets.token_bytes(KEY)
             promise = commit(proposed, me.id, seed)
             signature = me.identity.sign(advert_statement(proposed, me.id, c.public, s.public, promise))
