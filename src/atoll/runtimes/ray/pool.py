@@ -141,8 +141,9 @@ class RayPool:
             call = self._actors[add.actor].add.options(num_returns=2)
             ref, total = call.remote(add.chunks, question.total)
             question.adding[ref] = add, total
-        elif (h := plan.hold()) is not None:
-            question.holding[self._actors[h].hold.remote(question.number, plan.added, question.total)] = h
+        elif (holder := plan.hold()) is not None:
+            ref = self._actors[holder].hold.remote(question.number, plan.added, question.total)
+            question.holding[ref] = holder
 
     def _collect(self, question: _Question, ref: Ref, turn: int) -> None:
         """Take in answers; where their actor is lost, its chunks are to be done again."""
