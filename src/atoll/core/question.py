@@ -6,7 +6,6 @@ declarations. What is held against a layout was written by a stranger: it is mea
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterator, Mapping
 from math import isfinite, prod
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -133,12 +132,15 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             refuse_if(over, "range", f"leaf {path!r} has numbers above those of {leaf.within!r}")
 
 
+Packed = bytes  # by another name: an encoding has a method of that one
+
+
 class Encoding(Protocol):
     """How one row is written as bytes, and read back to the same bits. What cannot be read raises a ValueError."""
 
     def bytes(self, size: int) -> int: ...
-    def pack(self, row: Array) -> builtins.bytes: ...
-    def unpack(self, packed: builtins.bytes, size: int) -> Array: ...
+    def pack(self, row: Array) -> Packed: ...
+    def unpack(self, packed: Packed, size: int) -> Array: ...
 
 
 Exposure = Literal["nothing", "sealed", "masked", "noised", "plain"]
