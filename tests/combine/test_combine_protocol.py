@@ -275,7 +275,7 @@ def test_plain_sums_declare_one_question() -> None:
         assert combine.client(about, setting, None) is None
         assert not combine.hidden
         assert combine.holders([1, 2]) == ()
-        assert combine.bytes(about) == about.row.bytes
+        assert combine.message_bytes(about) == {}
         assert combine.min_cohort(about) == 1
     assert atoll.Sum().staleness is None
     assert atoll.Buffered(4, max_staleness=7).staleness == 7

@@ -54,8 +54,8 @@ def test_the_head_of_fedper_never_leaves_a_party(skewed: Federated) -> None:
     start = MODEL.bind((64,), 10)
     for name, a, b, _ in start.schema.slots():
         assert np.array_equal(run.vector[a:b], start.init(0)[a:b]) == name.startswith("3"), name
-    sent = {f["bytes_up"] for f in run.facts if f["what"] == "round"}
-    assert sent == {12 * 4 * (64 * 32 + 32 + 1)}  # the body and its weight
+    (sent,) = {f["bytes_up"] for f in run.facts if f["what"] == "round"}
+    assert 0 < sent / 12 - 4 * (64 * 32 + 32 + 1) < 200  # the body, its weight, and their names
 
 
 def test_who_never_took_part_has_the_shared_model(skewed: Federated) -> None:

@@ -105,6 +105,7 @@ def evaluation(split, t, rounds, kind, parties, rng):
         top = each.max() if kind == "classes" else each.min()
         fact |= {"parties": parties, f"{name}.mean": float(each.mean()), f"{name}.worst10": float(worst.mean())}
         fact |= {f"{name}.best": float(top), "each": [round(float(v), 4) for v in each]}
+        fact |= {"bytes_up": 200 * parties, "bytes_down": 2600 * parties}
     return fact
 
 

@@ -17,34 +17,37 @@ def job(select, **more):
 
 
 def moved(run):
-    """Return what the parties of a run receive and send: in a round, and to evaluate once."""
+    """Return the rounds of a run and its evaluations on own data, as facts, and what a party moves in a round."""
     turns = [f for f in run.facts if f["what"] == "round"]
-    down = turns[0]["bytes_down"] // turns[0]["asked"]
-    return turns, down, run.about["bytes_per_vector"] + down
+    evaluations = [f for f in run.facts if f["what"] == "evaluation" and f["split"] == "local"]
+    both = turns[0]["bytes_down"] // turns[0]["asked"] + turns[0]["bytes_up"] // turns[0]["answered"]
+    return turns, evaluations, both
+
+
+def together(facts):
+    return sum(f["bytes_up"] + f["bytes_down"] for f in facts)
 
 
 @pytest.mark.parametrize("select", [atoll.Uniform(0.5), atoll.All(), atoll.RoundRobin(4)], ids=repr)
 def test_the_whole_job_moves_what_was_said(select, digits):
     run = atoll.simulate(job(select), digits, workers=0)
-    turns, down, _ = moved(run)
-    evaluations = [f["round"] for f in run.facts if f["what"] == "evaluation" and f["split"] == "local"]
-    assert evaluations == [0, 3, 6, 7]
-    sums = 8 * len(atoll.assemble(job(select), digits).program.evaluation.sums)
-    evaluated = len(evaluations) * len(digits) * (down + sums)
-    whole = sum(f["bytes_up"] + f["bytes_down"] for f in turns) + evaluated
+    turns, evaluations, _ = moved(run)
+    assert [f["round"] for f in evaluations] == [0, 3, 6, 7]
+    evaluated, sums = together(evaluations), evaluations[0]["bytes_up"] // 12
+    assert sums > 8 * len(atoll.assemble(job(select), digits).program.evaluation.sums)
     said = atoll.explain(job(select), digits)
-    assert f"the whole job at most {in_bytes(whole)}\n" in said
+    assert f"the whole job at most {in_bytes(together(turns) + evaluated)}\n" in said
     each = (
         f"all 12 parties receive the model 4 times to evaluate it on their own data, and send {in_bytes(sums)} of sums"
     )
-    assert f"{each} each time: {in_bytes(4 * (down + sums))} each, {in_bytes(evaluated)} together" in said
+    assert f"{each} each time: {in_bytes(evaluated / 12)} each, {in_bytes(evaluated)} together" in said
 
 
 def test_sums_over_own_test_data_cost_what_their_hidden_sum_does(digits):
     channel = atoll.Channel([atoll.Clip(1.0), atoll.Average(), atoll.Ring()], atoll.SecureSum())
     hidden = job(atoll.All(), channel=channel)
     made = atoll.assemble(hidden, digits)
-    told = made.program.evaluating.up
+    told = made.program.evaluation_cost.each.up
     assert told > 8 * len(made.program.evaluation.sums)
     assert f"and send {in_bytes(told)} of sums each time" in atoll.explain(hidden, digits)
     assert "the parties' own test data (the sum over all parties only)" in atoll.explain(hidden, digits)
@@ -54,13 +57,12 @@ def test_sums_over_own_test_data_cost_what_their_hidden_sum_does(digits):
 def test_who_is_asked_beyond_need_is_counted(digits):
     """A quarter of 12 parties is 3, of which 150 % are 5."""
     select = atoll.Oversample(atoll.Uniform(0.25), 1.5)
-    turns, down, both = moved(atoll.simulate(job(select), digits, workers=0))
-    sums = 8 * len(atoll.assemble(job(select), digits).program.evaluation.sums)
+    turns, evaluations, both = moved(atoll.simulate(job(select), digits, workers=0))
     assert {(f["asked"], f["answered"]) for f in turns} == {(5, 3)}
     said = atoll.explain(job(select), digits)
     assert "about 3 of them in a round, for which 5 are asked" in said
     assert f"a round moves at most {in_bytes(5 * both)}" in said
-    assert f"the whole job at most {in_bytes(7 * 5 * both + 4 * 12 * (down + sums))}" in said
+    assert f"the whole job at most {in_bytes(7 * 5 * both + together(evaluations))}" in said
     assert "for which" not in atoll.explain(job(atoll.Uniform(0.25)), digits)
     twice = atoll.Oversample(select, 1.2)
     assert {f["asked"] for f in moved(atoll.simulate(job(twice), digits, workers=0))[0]} == {6}
@@ -79,7 +81,7 @@ def test_without_own_test_data_nobody_is_sent_a_model_to_evaluate():
     run = atoll.simulate(job(atoll.All()), data, workers=0)
     said = atoll.explain(job(atoll.All()), data)
     assert "to evaluate" not in said
-    assert f"at most {in_bytes(sum(f['bytes_up'] + f['bytes_down'] for f in moved(run)[0]))}\n" in said
+    assert f"at most {in_bytes(together(moved(run)[0]))}\n" in said
 
 
 def test_a_served_job_is_not_called_a_simulation(digits):

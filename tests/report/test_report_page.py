@@ -199,8 +199,9 @@ def test_names_of_users_stay_words(name, tell, tmp_path):
 
 
 def test_the_caption_of_traffic_tells_what_evaluation_took(tell):
-    """2,600 bytes to each of 20 parties before the first round and after each of 3."""
-    assert caption("traffic", *tell(rounds=3)).endswith("; 4 evaluations on their own data took another 208 kB down.")
+    """2,600 bytes to each of 20 parties, and 200 from it, before the first round and after each of 3."""
+    told = "; 4 evaluations on their own data took another 16 kB up and 208 kB down."
+    assert caption("traffic", *tell(rounds=3)).endswith(told)
     assert "evaluation" not in caption("traffic", *tell(rounds=3, splits=("test",)))
 
 

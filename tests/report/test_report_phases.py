@@ -55,10 +55,13 @@ def test_explain_and_facts_price_each_phase_by_its_own_broadcast() -> None:
     data = atoll.data.load("wine").split(4, seed=0)
     job = atoll.Job(Two(), atoll.All(), atoll.Channel([atoll.Average()]), rounds=2)
     told = 8 * (SMALL + SMALL + LARGE)
+    received = atoll.assemble(job, data).program.round_cost.each.down
+    assert 0 < received - told < 500  # names, types and shapes
     said = str(atoll.explain(job, data))
-    assert f"receives {in_bytes(told)} in a round it takes part in" in said
+    assert f"receives {in_bytes(received)} in a round it takes part in" in said
     facts = [fact for fact in atoll.simulate(job, data, workers=0).facts if fact["what"] == "round"]
     down = [fact["bytes_down"] for fact in facts]
     assert [fact["phase"] for fact in facts] == ["first", "second"] * 2
-    assert down == [4 * 8 * SMALL, 4 * 8 * (SMALL + LARGE)] * 2
-    assert sum(down) == 2 * 4 * told
+    beside = [one / 4 - numbers for one, numbers in zip(down, [8 * SMALL, 8 * (SMALL + LARGE)] * 2, strict=True)]
+    assert all(0 < names < 250 for names in beside)
+    assert abs(sum(down) / 8 - received) < 20

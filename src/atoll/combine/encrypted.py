@@ -21,7 +21,6 @@ from atoll.core.wire import ClientSide, Combine, Gather, Gathered, Mismatch, Set
 from atoll.core.world import World
 from atoll.crypto import additive, holders
 from atoll.crypto.additive import Scheme, Sealer
-from atoll.crypto.ckks import BYTES, SLOTS
 from atoll.crypto.holders import Holder, KeyRequest, KeyRules, SumToOpen
 from atoll.crypto.keys import Abort, packed, refuse_if
 from atoll.crypto.records import encode
@@ -91,10 +90,11 @@ class EncryptedSum(Combine):
     def holders(self, parties: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(parties)[: self.key_holders])
 
-    def bytes(self, wire: Wire) -> int:
-        if self.scheme == "ckks":
-            return -(-wire.row.size // SLOTS) * BYTES
-        return self._scheme(wire, wire.total.max_cohort).sizes[1]
+    def message_bytes(self, wire: Wire, holder: int | None = None) -> Mapping[str, tuple[int, int]]:
+        n = wire.total.cohort
+        sizes = holders.expected_bytes(self._scheme(wire, n), self.key_holders, n)
+        mine = {None: ("seal",), 0: ("key", "seal", "open")}.get(holder, ("meet", "seal", "open"))
+        return {f"encrypted.{step}": sizes[step] for step in mine}
 
     def seen(self, wire: Wire, world: World) -> Mapping[str, str]:
         alone = self.key_holders == 1

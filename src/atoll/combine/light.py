@@ -22,8 +22,9 @@ from atoll.crypto import field, records
 from atoll.crypto.keys import KEY, NONCE, SIGNATURE, TAG, Abort, Refused, packed, refuse_if
 from atoll.crypto.light import STEPS, Light, LightClient, LightServer
 from atoll.crypto.lists import SumKey
-from atoll.crypto.terms import SESSION, Agreement, Terms, max_bytes
+from atoll.crypto.terms import SESSION, Agreement, Terms, blank, max_bytes
 
+ITEM = 7  # bytes that frame one entry of a list: a number, and the length of what stands beside it
 _REVEALS: Mapping[str, Mapping[str, str]] = {
     "advertise": {"server": "that the party takes part; a fresh public key", "other parties": "the same"},
     "share": {
@@ -88,9 +89,15 @@ class LightSum(Combine):
     def min_cohort(self, wire: Wire) -> int:
         return max(wire.total.min_cohort, LEAST)
 
-    def bytes(self, wire: Wire) -> int:
-        share = self._share(wire, wire.total.cohort)
-        return KEY + SIGNATURE + (wire.total.cohort - 1) * (share + NONCE + TAG) + 4 * wire.row.size + share
+    def message_bytes(self, wire: Wire, holder: int | None = None) -> Mapping[str, tuple[int, int]]:
+        n, advert, share = wire.total.cohort, KEY + SIGNATURE, self._share(wire, wire.total.cohort)
+        letters = (n - 1) * (share + NONCE + TAG + ITEM)
+        return {
+            "light.advertise": (len(records.encode(blank(n))), advert),
+            "light.share": (n * (advert + ITEM), letters),
+            "light.upload": (letters, 4 * wire.row.size),
+            "light.recover": (n + 3, share),
+        }
 
     def seen(self, wire: Wire, world: World) -> Mapping[str, str]:
         colluding, least = self.counts(wire.total.cohort)

@@ -134,6 +134,9 @@ class SumExchange:
         replies = await ask(to, self._prefix + step, body, goal=goal, each=each)
         self._since = process_time()
         self._measured["seconds"] += replies.facts.get("seconds", 0.0)
+        for name in ("bytes_up", "bytes_down"):
+            if name in replies.facts:
+                self._measured[name] = self._measured.get(name, 0) + replies.facts[name]
         if "elapsed" in replies.facts:
             self._measured["elapsed"] = replies.facts["elapsed"]
         found = list(zip(replies.parties.tolist(), replies.each.get("message", ()), strict=True))[:goal]

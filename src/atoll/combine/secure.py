@@ -23,7 +23,7 @@ from atoll.crypto import secagg
 from atoll.crypto.graph import Sparse, parameters
 from atoll.crypto.keys import Abort, Refused, packed, refuse_if
 from atoll.crypto.secagg import Participant, SecureClient, SecurePlan, SecurePolicy, SecureServer
-from atoll.crypto.terms import SESSION, Agreement
+from atoll.crypto.terms import SESSION, Agreement, blank
 
 _REVEALS: Mapping[str, Mapping[str, str]] = {
     "advertise": {"server": "that the party takes part; fresh public keys", "other parties": "the same"},
@@ -86,9 +86,12 @@ class SecureSum(Combine):
     def min_cohort(self, wire: Wire) -> int:
         return max(wire.total.min_cohort, self.min_parties)
 
-    def bytes(self, wire: Wire) -> int:
-        n = self._graph(wire.total.cohort)[0] + 1 if self.sparse else wire.total.cohort
-        return round(secagg.bytes_sent(n, wire.row.size, bits_of(wire)))
+    def message_bytes(self, wire: Wire, holder: int | None = None) -> Mapping[str, tuple[int, int]]:
+        n = wire.total.cohort
+        neighbours, threshold = self._graph(n) if self.sparse else (0, self.needed(n))
+        plan = SecurePlan(blank(n), threshold, neighbours, _width(wire), bits_of(wire), wire.row.size)
+        sizes = secagg.expected_bytes(plan)
+        return {f"secure.{step}": size for step, size in zip(secagg.STEPS, sizes, strict=True)}
 
     def seen(self, wire: Wire, world: World) -> Mapping[str, str]:
         lying = "a server that lies after the keys are out" if self.sparse else "a server that may do anything"

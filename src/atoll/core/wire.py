@@ -292,9 +292,12 @@ class Combine(Part, Protocol):
         """Return a party's side where there is more to it than to answer with the vector."""
         return None
 
-    def bytes(self, wire: Wire) -> int:
-        """Return what a party sends in a round."""
-        return wire.row.bytes
+    def message_bytes(self, wire: Wire, holder: int | None = None) -> Mapping[str, tuple[int, int]]:
+        """Return how long the messages of a conversation are, asked and answered, by question.
+
+        `holder` says which of the holders it is that is asked; None: somebody else.
+        """
+        return EMPTY
 
     def min_cohort(self, wire: Wire) -> int:
         """Return how many parties must be there for a round to be worth beginning."""

@@ -45,11 +45,14 @@ class Opener(Protocol):
 class Scheme(Protocol):
     """How vectors of one job are encrypted. `new` makes a key: what its maker keeps of it, and the others' shares.
 
-    `sizes` are bytes at most: of a public key, a sealed vector, an opened one, and a share.
+    `sizes` are bytes at most: of a public key, a sealed vector, an opened one, and a share; `expected` are those that
+    they have.
     """
 
     @property
     def sizes(self) -> tuple[int, int, int, int]: ...
+    @property
+    def expected(self) -> tuple[int, int, int, int]: ...
     def new(self) -> tuple[Opener, list[bytes]]: ...
     def sealer(self, public: bytes) -> Sealer: ...
     def opener(self, share: bytes) -> Opener: ...
@@ -78,6 +81,10 @@ class PaillierScheme:
     def sizes(self) -> tuple[int, int, int, int]:
         sealed = self.count * self.bits // 4
         return self.bits // 8, sealed, sealed if self.holders > 1 else sealed // 2, 3 * self.bits // 8
+
+    @property
+    def expected(self) -> tuple[int, int, int, int]:
+        return self.sizes
 
     def new(self) -> tuple[Opener, list[bytes]]:
         key = keypair(self.bits)
@@ -188,6 +195,10 @@ class CkksScheme:
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         return ckks.MOST_CONTEXT, 64 + self.count * (ckks.MOST_CIPHERTEXT + 8), 8 * self.size, 0
+
+    @property
+    def expected(self) -> tuple[int, int, int, int]:
+        return ckks.CONTEXT, self.count * ckks.BYTES, 8 * self.size, 0
 
     def new(self) -> tuple[Opener, list[bytes]]:
         return _Owner(self, ckks.Ckks.new()), []

@@ -37,7 +37,7 @@ from atoll.crypto.keys import (
 from atoll.crypto.lists import SignedLists
 from atoll.crypto.records import AnyMessage, Id, Key, Message, Signature, decode, encode
 from atoll.crypto.secagg.policy import SpentRecord
-from atoll.crypto.terms import Agreement, Terms
+from atoll.crypto.terms import Agreement, Terms, blank
 
 PROTOCOL = "atoll/encrypted/2"
 STEPS = ("meet", "key", "seal", "open")
@@ -92,6 +92,22 @@ def message_sizes(scheme: Scheme, holders: int, parties: int) -> dict[str, tuple
         "key": (terms + public + holders * (box + _NAME), terms + holders * (ADVERT + _NAME)),
         "seal": (sealed, terms + public),
         "open": (opened, terms + public + _NAME * parties + box + sealed),
+    }
+
+
+def expected_bytes(scheme: Scheme, holders: int, parties: int) -> dict[str, tuple[int, int]]:
+    """Bytes of what a party is asked and answers, by the step, where nobody drops out."""
+    public, sealed, opened, share = scheme.expected
+    terms, others = blank(parties), range(1, holders)
+    key = SignedKey(terms, bytes(public), bytes(KEY) if others else None, bytes(SIGNATURE))
+    boxes = [(who, bytes(NONCE + share + TAG)) for who in others]
+    request = KeyRequest(terms, [(who, bytes(ADVERT)) for who in others])
+    total = SumToOpen(key, list(terms.cohort), b"", boxes[0][1] if boxes else b"")
+    return {
+        "meet": (len(encode(terms)), ADVERT),
+        "key": (len(encode(request)), len(encode(Dealt(key, boxes)))),
+        "seal": (len(encode(key)), sealed),
+        "open": (len(encode(total)) + sealed, opened),
     }
 
 

@@ -22,6 +22,7 @@ from atoll.crypto.lists import SumKey
 from atoll.crypto.records import Digest, Id, Message
 
 PROTOCOL = "atoll/terms/1"
+DIGEST = 32  # bytes of a hash
 SESSION = 16  # bytes that make a session unlike all others
 _FRAME, _NUMBER = 256, 8  # bytes of terms beside the cohort, and of each number in it
 
@@ -50,6 +51,11 @@ def _digest(terms: Terms) -> bytes:
 def max_bytes(parties: int) -> int:
     """Bytes that the terms of a sum among so many parties have at most."""
     return _FRAME + _NUMBER * parties
+
+
+def blank(parties: int) -> Terms:
+    """Terms of a sum among so many parties that is about nothing: they are as long as any."""
+    return Terms(bytes(SESSION), 2**15, tuple(range(parties)), bytes(DIGEST), bytes(DIGEST))
 
 
 def context(

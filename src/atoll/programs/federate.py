@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ from atoll.programs.evaluate import (
 )
 from atoll.programs.phases import all_done, seen_by_phase
 from atoll.programs.quorum import Quorum
+from atoll.programs.traffic import Cost, Traffic, body_bytes, traffic
 
 PARTY = "party"  # the one role: many play it, as equals
 
@@ -53,14 +55,13 @@ SHOWN = 500  # parties of a round that a simulation names in its facts
 
 
 class Exchange(NamedTuple):
-    """How a phase travels: what is proven of a vector, its codec, the conversation, the bytes a party sends; the stages
-    and the combine that it was made of, what is known before the first stage, and what it is part of.
+    """How a phase travels: what is proven of a vector, its codec, the conversation; the stages and the combine that it
+    was made of, what is known before the first stage, and what it is part of.
     """
 
     wire: Wire
     codec: Codec
     gather: Gather
-    up: int
     start: Wire
     stages: tuple[Stage, ...]
     combine: Combine
@@ -71,7 +72,7 @@ class Exchange(NamedTuple):
         """Run a wire through its stages; refuse what the combine cannot combine."""
         wire, codec = codec_of(stages, start)
         combine.check(wire)
-        return cls(wire, codec, combine.gather(wire, setting), combine.bytes(wire), start, stages, combine, setting)
+        return cls(wire, codec, combine.gather(wire, setting), start, stages, combine, setting)
 
 
 @dataclass(frozen=True)
@@ -110,12 +111,42 @@ class Federate(Program):
         """How everything travels that is combined, by phase: vectors, and sums of the evaluation that are hidden."""
         return self.exchanges if self.evaluating is None else {**self.exchanges, HIDDEN_LOCAL: self.evaluating}
 
-    @property
-    def evaluation_bytes(self) -> int:
-        """What a party sends to say how well the model does on its own test data."""
+    @cached_property
+    def costs(self) -> Mapping[str, Cost]:
+        """By phase: what parties send, and what they are asked beside the question itself."""
+        return {name: self._cost(exchange) for name, exchange in self.conversations.items()}
+
+    def _cost(self, exchange: Exchange) -> Cost:
+        """Work out what a conversation takes between real parties, also where a simulation leaves it out."""
+        combine, wire, cohort = exchange.combine, exchange.wire, exchange.wire.total.cohort
+        setting = exchange.setting._replace(world=World.real(0))
+        asked = [_reporting(q, self.method) for q in combine.questions(wire, setting, Layout({}), cohort)]
+        each, holders = traffic(asked, combine.message_bytes(wire)), Traffic()
+        for k, _ in enumerate(combine.holders(range(cohort))):
+            holders = holders.plus(traffic(asked, combine.message_bytes(wire, k))).plus(each, -1)
+        return Cost(each, holders)
+
+    @cached_property
+    def round_cost(self) -> Cost:
+        """What a round moves that has every phase once, as the method starts."""
+        each, holders, state = Traffic(), Traffic(), self.method.init(self.world, Population(self.sizes))
+        for name in self.exchanges:
+            each = each.plus(self.costs[name].each).plus(Traffic(down=body_bytes(self.asked_with(name, state))))
+            holders = holders.plus(self.costs[name].holders)
+        return Cost(each, holders)
+
+    @cached_property
+    def evaluation_cost(self) -> Cost:
+        """What it takes once to say how well the model does on the parties' own test data."""
         if "local" not in self.splits or self.evaluation is None:
-            return 0
-        return 8 * schema_of(self.evaluation).size if self.evaluating is None else self.evaluating.up
+            return Cost()
+        asks = Layout.of(
+            {"broadcast": self.method.broadcast(self.method.init(self.world, Population(self.sizes))), "t": 0}
+        )
+        if self.evaluating is None:
+            return Cost(traffic([evaluation_question(self.evaluation, asks)], {}))
+        each, holders = self.costs[HIDDEN_LOCAL]
+        return Cost(each.plus(Traffic(down=body_bytes(asks))), holders)
 
     @property
     def world(self) -> World:
@@ -272,7 +303,7 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
         state = run.begun  # those who were asked before are too few now: the round begins again, and counts
     over = method.complete(state) and (enough or (len(method.phases) == 1 and plan.quorum is None))
     rounds = history.rounds + bool(over)
-    about = {**_facts(exchange, question, pick, replies), **_lacking(plan.quorum, replies)}
+    about = {**_facts(exchange, plan.costs[name], question, pick, replies), **_lacking(plan.quorum, replies)}
     await note("round", round=history.rounds + 1, **about, **facts, **spent, **said)
     elapsed = replies.facts.get("elapsed", history.elapsed)
     whole = method.update_norm(run.begun, state) if over and enough else None  # of a round that moved nothing: none
@@ -353,9 +384,8 @@ def _said(plan: Federate, history: History) -> str | None:
     return next((s for s in (stop(history) for stop in plan.stop) if s), None)
 
 
-def _facts(exchange: Exchange, question: Tree, pick: Pick, replies: Replies) -> dict[str, Any]:
-    told = {name: question[name] for name in ("broadcast", "constant") if name in question}
-    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(told))
+def _facts(exchange: Exchange, cost: Cost, question: Tree, pick: Pick, replies: Replies) -> dict[str, Any]:
+    down = body_bytes(Layout.of(question)) + cost.each.down
     said = {k: v for k, v in replies.facts.items() if k != "elapsed"}
     # What single parties noted is told as their mean; their reports are the select's.
     each = {k.partition("/")[2]: float(np.mean(v)) for k, v in replies.each.items() if k.startswith("fact/") and len(v)}
@@ -364,8 +394,8 @@ def _facts(exchange: Exchange, question: Tree, pick: Pick, replies: Replies) -> 
     return {
         "asked": len(pick.cohort),
         "answered": len(replies),
-        "bytes_up": exchange.up * said.get("answered", len(replies)),
-        "bytes_down": down * said.get("asked", len(pick.cohort)),
+        "bytes_up": cost.each.up * (came := said.get("answered", len(replies))) + cost.holders.up * bool(came),
+        "bytes_down": down * said.get("asked", len(pick.cohort)) + cost.holders.down,
         **each,
         **short,
         **said,
@@ -395,10 +425,17 @@ async def _evaluate(plan: Federate, run: _Run, parties: Cohort, world: World) ->
                 continue
             metrics, spread = summarise(replies, plan.evaluation)
         seen |= {f"{split}.{name}": value for name, value in metrics.items()}
-        spent = {name: replies.facts[name] for name in ("seconds", "compile", "died") if name in replies.facts}
+        told = ("seconds", "compile", "died", "bytes_up", "bytes_down")
+        spent = _evaluation_bytes(plan, replies) if split == "local" else {}
+        spent |= {name: replies.facts[name] for name in told if name in replies.facts}
         await note("evaluation", round=history.rounds, split=split, **metrics, **spread, **spent)
     curves = {m: (*history.curves.get(m, ()), (history.rounds, v)) for m, v in seen.items()}
     return run._replace(history=replace(history, curves={**history.curves, **curves}), unseen=False)
+
+
+def _evaluation_bytes(plan: Federate, replies: Replies) -> dict[str, Any]:
+    each, holders = plan.evaluation_cost
+    return {"bytes_up": each.up * len(replies) + holders.up, "bytes_down": each.down * len(replies) + holders.down}
 
 
 def _memory(run: _Run) -> Tree:

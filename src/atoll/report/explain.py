@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from math import prod
 
 import numpy as np
 
-from atoll.core.method import Population
-from atoll.core.question import Layout
 from atoll.core.world import World
 from atoll.data.federated import Federated
 from atoll.job.assemble import Assembled, assemble
@@ -19,6 +16,7 @@ from atoll.privacy.account import Account, in_epsilon
 from atoll.programs.federate import Exchange
 from atoll.programs.influence import at_will
 from atoll.programs.phases import by_phase, lines_by_phase
+from atoll.programs.traffic import FRAMES, HEADERS
 from atoll.report.units import count, in_bytes
 
 _MANY = 5_000  # parties; beyond, playing the selection takes too long to wait for
@@ -104,19 +102,10 @@ def _at_once(a: Assembled) -> str:
     return "in a round" if called == a.wire.total.cohort else f"in a round, for which {called:,} are asked"
 
 
-def _told_bytes(asked: Layout) -> int:
-    """Count what a question tells of the model, as the facts of a run do."""
-    told = [leaf for path, leaf in asked.leaves.items() if path.partition("/")[0] in ("broadcast", "constant")]
-    return sum(prod(leaf.shape) * np.dtype(leaf.dtype).itemsize if leaf.shape is not None else 8 for leaf in told)
-
-
 def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     method, program = a.program.method, a.program
-    state = method.init(program.world, Population(program.sizes))
-    model = _told_bytes(Layout.of({"broadcast": method.broadcast(state)}))
-    down = sum(_told_bytes(program.asked_with(phase, state)) for phase in program.exchanges)
     combine, rounds = program.exchanges[a.phase].combine, a.job.rounds
-    up = sum(exchange.up for exchange in program.exchanges.values())  # a round has every phase once
+    each, holders = program.round_cost  # a round has every phase once
     buffered, cohort = combine.staleness is not None, combine.answers(a.wire)
     called = cohort if buffered else a.job.select.asked(len(data))  # who is asked sends, waited for or not
     per_party = rounds * called / len(data)
@@ -125,31 +114,39 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     )  # in a buffer some are at work when it ends
     # Before the first round, and after the last.
     evaluations = 1 + -(-rounds // a.job.eval_every) if "local" in program.splits else 0
-    judged = (model + program.evaluation_bytes) * evaluations
-    looked = judged * len(data)
+    own, theirs = program.evaluation_cost
+    both, judged = each.up + each.down, (own.up + own.down) * evaluations
+    looked = judged * len(data) + (theirs.up + theirs.down) * evaluations
+    round_ = both * called + holders.up + holders.down
     lines = [
-        f"a party sends {in_bytes(up)} and receives {in_bytes(down)} in a round it takes part in",
-        f"a round moves {bound} {in_bytes((up + down) * called)}, "
-        f"the whole job {bound} {in_bytes((up + down) * called * rounds + looked)}",
-        f"a party takes part about {per_party:,.1f} times: {in_bytes((up + down) * per_party)}",
+        f"a party sends {in_bytes(each.up)} and receives {in_bytes(each.down)} in a round it takes part in",
+        f"a round moves {bound} {in_bytes(round_)}, the whole job {bound} {in_bytes(round_ * rounds + looked)}",
+        f"a party takes part about {per_party:,.1f} times: {in_bytes(both * per_party)}",
     ]
+    if holders.questions:
+        lines.append(f"who holds the key sends {in_bytes(holders.up)} and receives {in_bytes(holders.down)} more")
     if evaluations:
         lines.append(
             f"of the whole, all {len(data):,} parties receive the model {evaluations:,} times to evaluate it on their "
-            f"own data, and send {in_bytes(program.evaluation_bytes)} of sums each time: {in_bytes(judged)} each, "
+            f"own data, and send {in_bytes(own.up)} of sums each time: {in_bytes(judged)} each, "
             f"{in_bytes(looked)} together"
         )
+    often = f"{each.questions} in a round" + (f", {own.questions} in an evaluation" if evaluations else "")
+    lines.append(
+        f"on a network each question ({often}) takes about {HEADERS} B more either way, for headers, "
+        f"and TLS {FRAMES:.1%} of all"
+    )
     if not method.cycle:
         lines.append("as the method runs it decides how often a round asks; here a round has every phase once")
+    return "cost", [*lines, *_each(a, lambda exchange: _held(exchange, cohort))]
 
-    def held(exchange: Exchange) -> list[str]:
-        if not exchange.combine.holds_rows:
-            return ["the server adds vectors up as they come: its memory does not grow with the cohort"]
-        row = exchange.wire.row
-        need = cohort * row.size * np.dtype(row.dtype).itemsize
-        return [f"the server holds all {cohort:,} vectors of a round at once: {in_bytes(need)}"]
 
-    return "cost", [*lines, *_each(a, held)]
+def _held(exchange: Exchange, cohort: int) -> list[str]:
+    if not exchange.combine.holds_rows:
+        return ["the server adds vectors up as they come: its memory does not grow with the cohort"]
+    row = exchange.wire.row
+    need = cohort * row.size * np.dtype(row.dtype).itemsize
+    return [f"the server holds all {cohort:,} vectors of a round at once: {in_bytes(need)}"]
 
 
 def _pipeline(a: Assembled, data: Federated) -> tuple[str, list[str]]:
@@ -163,7 +160,8 @@ def _pipeline(a: Assembled, data: Federated) -> tuple[str, list[str]]:
 
 def _travels(exchange: Exchange) -> list[str]:
     wire = exchange.wire
-    known = [f"{wire.row.size:,} numbers in {in_bytes(wire.row.bytes)}"]
+    # What a conversation makes of the numbers is among the costs.
+    known = [f"{wire.row.size:,} numbers" + ("" if exchange.combine.hidden else f" in {in_bytes(wire.row.bytes)}")]
     whole = f"whole numbers modulo 2^{wire.ring.modulus.bit_length() - 1}" if wire.ring else ""
     known += [whole] if whole else [f"no longer than {wire.l2:g}" if wire.l2 is not None else "no norm bound"]
     known.append("weighted by examples" if wire.weighted else "unweighted" if wire.mean else "summed")

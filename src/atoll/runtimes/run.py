@@ -312,7 +312,7 @@ def describe(assembled: Assembled, data: Federated, seed: int) -> dict[str, Any]
         "parties": len(data),
         "parameters": max(phase.schema.size for phase in job.method.phases.values()),
         "cohort": wire.total.cohort,
-        "bytes_per_vector": max(exchange.up for exchange in exchanges.values()),
+        "bytes_per_vector": max(exchange.wire.row.bytes for exchange in exchanges.values()),
         "seen": dict(assembled.program.seen()),
         "at_will": lines_by_phase({name: at_will(exchange) for name, exchange in exchanges.items()}),
         "better": dict(assembled.program.evaluation.better) if assembled.program.evaluation else {},

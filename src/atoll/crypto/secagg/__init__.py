@@ -8,11 +8,11 @@ that it tells nothing by itself (add noise for that), or that nobody sees who to
 from atoll.crypto.keys import Abort, Identity
 from atoll.crypto.records import encode
 from atoll.crypto.secagg.client import SecureClient
-from atoll.crypto.secagg.messages import SecurePlan, bytes_sent, decode, message_sizes
+from atoll.crypto.secagg.messages import SecurePlan, bytes_sent, decode, expected_bytes, message_sizes
 from atoll.crypto.secagg.policy import STEPS, Participant, SecurePolicy, Spent, SpentHere, SpentRecord
 from atoll.crypto.secagg.server import SecureServer
 
 __all__ = [
     "STEPS", "Abort", "Identity", "Participant", "SecureClient", "SecurePlan", "SecurePolicy", "SecureServer", "Spent",
-    "SpentHere", "SpentRecord", "bytes_sent", "decode", "encode", "message_sizes",
+    "SpentHere", "SpentRecord", "bytes_sent", "decode", "encode", "expected_bytes", "message_sizes",
 ]  # fmt: skip

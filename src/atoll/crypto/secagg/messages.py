@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from atoll.crypto import records, terms
-from atoll.crypto.keys import NONCE, PROTOCOL, TAG, packed
+from atoll.crypto.keys import KEY, NONCE, PROTOCOL, SIGNATURE, TAG, packed
 from atoll.crypto.mask import packed_bytes
 from atoll.crypto.records import AnyMessage, Id, Key, Message, Signature
 from atoll.crypto.shamir import SHARE
@@ -111,6 +111,25 @@ def message_sizes(parties: int, size: int, bits: int) -> tuple[int, ...]:
     masked = 64 + packed_bytes(size, bits)
     return (limit(Advert, parties, None), limit(Boxes, parties, None), masked, limit(Signed, parties, None),
             limit(Opened, parties, None))  # fmt: skip
+
+
+def expected_bytes(plan: SecurePlan) -> tuple[tuple[int, int], ...]:
+    """Bytes of the five messages of one party as it is asked and answers them, where nobody drops out."""
+    ids, key, signature = plan.terms.cohort, bytes(KEY), bytes(SIGNATURE)
+    near = ids[: plan.neighbours or len(ids) - 1]
+    advert = Advert(ids[-1], key, key, key, signature)
+    boxes = _size(Boxes([(i, bytes(BOX)) for i in near]))
+    signed = Signatures([(i, signature) for i in near[: plan.threshold - (plan.neighbours == 0)]])
+    opened = Opened([(i, bytes(SHARE)) for i in (near if plan.neighbours else ids)])
+    masked = _size(Masked(b"")) + 3 + packed_bytes(plan.size, plan.bits)  # what is longer says its length in more bytes
+    return (
+        (_size(plan), _size(advert)), (_size(Bundle([advert] * len(ids))), boxes), (boxes, masked),
+        (_size(Survivors(list(ids))), _size(Signed(signature))), (_size(signed), _size(opened)),
+    )  # fmt: skip
+
+
+def _size(message: Message) -> int:
+    return len(records.encode(message))
 
 
 def bytes_sent(n: int, d: int, bits: int) -> float:

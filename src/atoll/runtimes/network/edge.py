@@ -27,8 +27,8 @@ from atoll.journal import Journal
 from atoll.programs.evaluate import LOCAL
 from atoll.programs.federate import Exchange
 from atoll.programs.influence import weight_limits
+from atoll.programs.traffic import travels
 from atoll.runtimes.local.worker import Worker
-from atoll.runtimes.network.messages.answers import travels
 from atoll.runtimes.network.messages.calls import Limits, RunFailed, Times
 from atoll.runtimes.network.messages.envelope import Hello, Welcome, write_envelope
 from atoll.runtimes.network.party.assess import assembled, assess, data_of

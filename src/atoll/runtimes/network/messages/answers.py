@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.core.question import Encoding, Fault, Layout, Leaf, Question
+from atoll.core.question import Encoding, Fault, Leaf, Question
 from atoll.core.tree import Array, Tree, leaves, nest
+from atoll.programs.traffic import travels
 from atoll.runtimes.network.messages.trees import read_tree, write_tree
-
-
-def travels(question: Question) -> Layout:
-    """Lay an answer out as it travels."""
-    packed = {path: _packed(question.answers.leaves[path], how) for path, how in question.encodings.items()}
-    return Layout({**question.answers.leaves, **packed}) if packed else question.answers
 
 
 def write_answer(question: Question, tree: Tree) -> bytes:
@@ -38,11 +33,6 @@ def read_answer(question: Question, data: bytes) -> Tree:
         found[path] = np.stack([_read(path, how, row, question.answers.leaves[path]) for row in found[path]])
     question.answers.check_leaves(found)
     return nest(found)
-
-
-def _packed(leaf: Leaf, how: Encoding) -> Leaf:
-    assert leaf.shape is not None
-    return Leaf("uint8", (*leaf.shape[:-1], how.bytes(leaf.shape[-1])))
 
 
 def _written(path: str, how: Encoding, row: Array) -> Array:

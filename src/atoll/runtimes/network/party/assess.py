@@ -13,9 +13,9 @@ from typing import get_args
 
 import numpy as np
 
-from atoll.core.method import Contribute, DataSummary, Population
+from atoll.core.method import Contribute, DataSummary
 from atoll.core.question import Exposure, Layout, Question
-from atoll.core.tree import Schema, leaves
+from atoll.core.tree import Schema
 from atoll.core.wire import Event, Mismatch
 from atoll.data.errors import whole
 from atoll.data.federated import Federated, Silos
@@ -107,8 +107,6 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     spent = tuple(account.epsilon(n) for n in range(1, answers + 1)) if account else ()
     told = "local" in program.splits and program.evaluation is not None
     schemas = [phase.schema for phase in job.method.phases.values()]
-    start = job.method.init(program.world, Population(program.sizes))
-    down = sum(np.asarray(leaf).nbytes for _, leaf in leaves(job.method.broadcast(start))) * len(program.exchanges)
     combine, exposure = _weakest(program, questions)
     cut = job.select.batches(len(everybody), program.world)
     batches = () if cut is None else tuple(tuple(map(int, row)) for row in cut)
@@ -117,8 +115,7 @@ def assess(session: Session, server: str, address: str) -> Assessment:
         parameters=max(schema.size for schema in schemas), rounds=job.rounds, cohort=made.wire.total.cohort,
         combine=combine, exposure=exposure, against=_weakest_server(program), noise=_least_noise(program),
         epsilon=spent[(fixed or answers) - 1] if spent else None, length=_longest(program, session.policy.max_norm),
-        up=sum(exchange.up for exchange in program.exchanges.values()),
-        down=down,
+        up=program.round_cost.each.up, down=program.round_cost.each.down,
         metrics=tuple(program.evaluation.better) if told and program.evaluation else (), address=address,
         asks=fixed or answers, fixed=bool(fixed), batch=min(map(len, batches), default=0),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from atoll.core.question import Fault, Layout, Question
 from atoll.core.tree import EMPTY, Array, Tree, leaves
 from atoll.crypto.keys import Refused
 from atoll.programs.quorum import Quorum
+from atoll.programs.traffic import travels
 from atoll.runtimes.local.worker import Chunk, Worker, sum_type
-from atoll.runtimes.network.messages.answers import read_answer, travels
+from atoll.runtimes.network.messages.answers import read_answer
 from atoll.runtimes.network.messages.awake import AwakeClock
 from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, Later, Limits, RunFailed, RunOver, Times
 from atoll.runtimes.network.messages.envelope import (
@@ -65,6 +66,13 @@ class _Open:
     @property
     def missing(self) -> set[int]:
         return self.questions.keys() - self.done
+
+
+class _Asked(NamedTuple):
+    """How many parties were put a question, and how long all bodies are that they are sent."""
+
+    parties: int = 0
+    bytes: int = 0
 
 
 class Hub:
@@ -425,7 +433,7 @@ class Hub:
         put = [self._put(ask, seconds) for ask, seconds in zip(asks, within, strict=True)]
         return tuple(self._gathered(*each, began) for each in zip(asks, put, within, strict=True))
 
-    def _gathered(self, ask: Ask, asked: set[int], within: float, began: float) -> Replies:
+    def _gathered(self, ask: Ask, asked: _Asked, within: float, began: float) -> Replies:
         """Wait for the answers to a question, close it and read them."""
         with self._turn:
             self._wait(ask, asked, within)
@@ -442,7 +450,7 @@ class Hub:
             self._store.forget(now.number)
         return replies
 
-    def _put(self, ask: Ask, within: float) -> set[int]:
+    def _put(self, ask: Ask, within: float) -> _Asked:
         """Open the question; while answers may come late, parties that are still at work are asked nothing more."""
         busy = {p for now in self._open.values() for p in now.questions if p not in now.taken}
         free = [int(p) for p in ask.to if int(p) not in busy]
@@ -450,7 +458,7 @@ class Hub:
             at_work = sum(self._alive(p) for p in busy)
         asked = free if ask.max_staleness is None else free[: max(len(ask.to) - at_work, 0)]
         if not asked:
-            return set()
+            return _Asked()
         t = int(ask.body["t"])
         self._begun_asking = True
         number = self._store.open_question(self._run, ask.what, t, asked)  # how long it counts is decided here
@@ -461,7 +469,7 @@ class Hub:
         with self._turn:
             self._open[number] = _Open(number, ask.what, t, questions, self._clock())
             self._news.notify_all()
-        return set(asked)
+        return _Asked(len(asked), sum(question.header.size for question in questions.values()))
 
     def _question(
         self, number: int, ask: Ask, tree: Tree, t: int, within: float, party: int | None = None
@@ -472,7 +480,7 @@ class Hub:
         head = QuestionHead(self._run, number, ask.what, t, within, header.size, header.sha256, used)
         return QuestionPayload(Header("question", header.id, header.size, header.sha256, write_envelope(head)), body)
 
-    def _wait(self, ask: Ask, asked: set[int], within: float) -> None:
+    def _wait(self, ask: Ask, asked: _Asked, within: float) -> None:
         """Wait for enough answers, for everybody who still gives a sign of life, or for the deadline.
 
         Without a quorum it goes on: who was away finds the same question when it is back.
@@ -480,7 +488,7 @@ class Hub:
         sent = max((q.header.size for now in self._open.values() for q in now.questions.values()), default=0)
         # What the slowest line takes for a question and an answer is no delay of a party.
         until = self._clock() + within + self._times.moving(sent + travels(self._questions[ask.what]).max_bytes)
-        goal = len(asked) if ask.goal is None else ask.goal
+        goal = asked.parties if ask.goal is None else ask.goal
         quorum = self._quorum if ask.what.partition("/")[0] in self._phases else Quorum(0)
         with self._awaiting(quorum, self._times.patience) as look:
             while True:
@@ -514,7 +522,7 @@ class Hub:
             self._open[number].taken |= parties
         return ready
 
-    def _collect(self, ask: Ask, ready: Mapping[_Key, set[int]], asked: set[int], began: float, stale: int) -> Replies:
+    def _collect(self, ask: Ask, ready: Mapping[_Key, set[int]], asked: _Asked, began: float, stale: int) -> Replies:
         question, t = self._questions[ask.what], int(ask.body["t"])
         found: list[tuple[int, int, Answer]] = []
         refused = 0
@@ -526,9 +534,12 @@ class Hub:
         found.sort(key=lambda entry: entry[:2])
         sums: dict[str, Array] = {}
         each: dict[str, list[Array]] = {}
+        moved = {"bytes_up": 0, "bytes_down": asked.bytes}
         for _, age, answer in found:
             assert answer.file
-            for name, leaf in leaves(read_answer(question, answer.file.read_bytes())):
+            data = answer.file.read_bytes()
+            moved["bytes_up"] += len(data)
+            for name, leaf in leaves(read_answer(question, data)):
                 row = np.asarray(leaf)
                 if name not in ask.fold:
                     # A copy: what is read is a view of the whole answer, which may go.
@@ -540,11 +551,11 @@ class Hub:
             if ask.max_staleness is not None:
                 each.setdefault("age", []).append(np.array([age]))
         seconds = time.perf_counter() - began
-        facts: dict[str, float] = {"seconds": seconds, "elapsed": time.perf_counter() - self._began}
-        lost = len(asked) - len(found) - refused if ask.max_staleness is None else 0
+        facts: dict[str, float] = {"seconds": seconds, "elapsed": time.perf_counter() - self._began, **moved}
+        lost = asked.parties - len(found) - refused if ask.max_staleness is None else 0
         counts = {"lost": lost, "rejected": refused, "stale": stale}
         facts |= {name: count for name, count in counts.items() if count}
-        facts |= {} if ask.max_staleness is None else {"asked": len(asked)}
+        facts |= {} if ask.max_staleness is None else {"asked": asked.parties}
         short = {path for path, leaf in question.answers.leaves.items() if leaf.upto}
         rows = {name: ragged(parts) if name in short else np.concatenate(parts) for name, parts in each.items()}
         return Replies(np.array([party for party, _, _ in found], np.int64), rows, sums, facts)

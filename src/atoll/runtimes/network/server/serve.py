@@ -28,6 +28,7 @@ from atoll.journal.read import NoRun
 from atoll.journal.sealed import save
 from atoll.journal.write import mend, write_format
 from atoll.programs.influence import weight_limits
+from atoll.programs.traffic import travels
 from atoll.runtimes.run import Run, describe
 
 if TYPE_CHECKING:
@@ -101,7 +102,6 @@ def serve(
         ready: is told the address when the server listens.
     """
     from atoll.job.file import third_party
-    from atoll.runtimes.network.messages.answers import travels
     from atoll.runtimes.network.messages.calls import Limits, Times
 
     third_party(job)  # refuses parts that no party could have

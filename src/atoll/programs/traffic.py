@@ -1,0 +1,83 @@
+"""What travels between a server and one party, in bytes, worked out from what is declared before anything runs.
+
+Bytes are those of the bodies of questions and answers, as they are written: arrays with their names, types and shapes.
+A party's audit log and a server's facts count the same bodies. The network adds headers and TLS, which are named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from atoll.core.question import REST, Encoding, Layout, Leaf, Question, arranged
+
+# What the network adds in either direction, as tests/network/test_network_bytes.py measures it.
+HEADERS = 480  # bytes for each question with its answer: envelopes, digests, and the headers of HTTP/2
+FRAMES = 0.002  # of all bytes: TLS takes 22 for a record of at most 16,384, HTTP/2 takes 9 for a frame of as many
+
+
+class Traffic(NamedTuple):
+    """What one party sends and receives: bytes of bodies, and the questions that they belong to."""
+
+    up: int = 0
+    down: int = 0
+    questions: int = 0
+
+    def plus(self, other: Traffic, times: int = 1) -> Traffic:
+        """Add another's, so many times."""
+        return Traffic(*(mine + times * theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class Cost(NamedTuple):
+    """What each party moves, and what those who hold a key move beyond that, all of them together."""
+
+    each: Traffic = Traffic()
+    holders: Traffic = Traffic()
+
+
+def travels(question: Question) -> Layout:
+    """Lay an answer out as it travels: rows that have an encoding as its bytes."""
+    packed = {path: _packed(question.answers.leaves[path], how) for path, how in question.encodings.items()}
+    return Layout({**question.answers.leaves, **packed}) if packed else question.answers
+
+
+def body_bytes(layout: Layout) -> int:
+    """Count the bytes of a tree that is laid out so; a plain value is taken for a small number."""
+    shapes = {k: (np.dtype(leaf.dtype), leaf.shape) for k, leaf in layout.leaves.items() if leaf.shape is not None}
+    plain = [path for path in layout.leaves if path not in shapes]
+    if plain:
+        shapes[REST] = np.dtype(np.uint8), (len(msgspec.msgpack.encode(dict.fromkeys(plain, 0))),)
+    head, _, size = arranged(shapes)
+    return len(head) + size
+
+
+def traffic(questions: Iterable[Question], messages: Mapping[str, tuple[int, int]]) -> Traffic:
+    """Count what one party is asked and answers where it is put these questions once.
+
+    `messages` says how long the messages of a protocol are, asked and answered, by the name of the question without
+    its phase; who has no message in a question is not put it.
+    """
+    found = Traffic()
+    for question in questions:
+        asks, answers = question.asks, travels(question)
+        if "message" in answers.leaves:
+            name = question.name.partition("/")[2]
+            if name not in messages:
+                continue
+            asks, answers = (
+                _of_length(layout, size) for layout, size in zip((asks, answers), messages[name], strict=True)
+            )
+        found = found.plus(Traffic(body_bytes(answers), body_bytes(asks) if asks.leaves else 0, 1))
+    return found
+
+
+def _of_length(layout: Layout, size: int) -> Layout:
+    return Layout({**layout.leaves, "message": Leaf("uint8", (size,))})
+
+
+def _packed(leaf: Leaf, how: Encoding) -> Leaf:
+    assert leaf.shape is not None
+    return Leaf("uint8", (*leaf.shape[:-1], how.bytes(leaf.shape[-1])))
