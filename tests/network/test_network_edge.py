@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import spawn
 pytest.importorskip("grpc")
 
 from cast import Cast, parameters, simulated
+from counting import CountingProxy
 
 import atoll
 from atoll.core.wire import Mismatch
@@ -61,10 +63,11 @@ class Levels:
             self.under[name] = Cast(folder / f"under-{name}", tuple(f"{name}-{k}" for k in range(below)))
         self.edges: list[Any] = []
 
-    def play(self, job: str) -> Any:
+    def play(self, job: str, through: Callable[[str], str] = str) -> Any:
+        """Serve a job; edges reach the server by the address that `through` gives for its own."""
         from atoll.runtimes.network.trust.roster import line_of, load_key
 
-        parent, count = self.top.open(job), 0
+        parent, count = through(self.top.open(job)), 0
         for name, cast in self.under.items():
             args = (parent, str(self.top.folder), name, line_of(self.top.server), str(cast.roster), count)
             self.edges.append(spawn.process(stand, *args))
@@ -111,6 +114,30 @@ def test_two_levels_give_what_one_gives(levels: Levels) -> None:
     )
     rounds = [fact for fact in run.facts if fact["what"] == "round"]
     assert [fact["answered"] for fact in rounds] == [2, 2]
+
+
+@pytest.mark.nightly
+def test_what_edges_send_compressed_is_what_passes_their_line(levels: Levels) -> None:
+    """Facts of the server, the edges' audit logs and a count at the socket, all that it takes to join included."""
+    lines: list[CountingProxy] = []
+
+    def counted(address: str) -> str:
+        lines.append(CountingProxy(address))
+        return lines[0].address
+
+    job = JOB.replace("[120, 120]", "[3000]") + 'stages = ["weigh", { use = "quantise", bits = 8 }]\n'
+    try:
+        run = levels.play(job, counted)
+    finally:
+        lines[0].close()
+    said = [f for f in run.facts if f["what"] == "round" or (f["what"] == "evaluation" and f["split"] == "local")]
+    left = [json.loads(line) for name in levels.top.names
+            for line in (levels.top.folder / name / "audit.jsonl").read_text().splitlines()]  # fmt: skip
+    for way, fact, audit in (("up", "bytes_up", "bytes"), ("down", "bytes_down", "brought")):
+        told = sum(f[fact] for f in said)
+        assert told == sum(line[audit] for line in left if line["what"] == "left")
+        assert told < lines[0].moved[way] < 1.02 * told + 2 * 30_000  # two that join and give signs of life
+    assert sum(f["bytes_up"] for f in run.facts if f["what"] == "round") < 1.01 * 4 * 225_012  # a byte a number
 
 
 @pytest.mark.nightly

@@ -25,6 +25,7 @@ from atoll.job.assemble import agreement_of
 from atoll.runtimes.network.messages.envelope import Welcome, read_envelope, write_envelope
 from atoll.runtimes.network.server.hub import Hub, QuestionPayload
 from atoll.runtimes.network.trust.roster import line_of
+from atoll.stages.encodings import _position_bits
 
 RECIPE = '{ use = "digits", clients = 4, test = 0.2 }'
 JOB = f"""
@@ -64,6 +65,31 @@ def cast(tmp_path: Path) -> Iterator[Cast]:
     made = Cast(tmp_path, ("ada", "ben", "cleo", "dan"))
     yield made
     made.end()
+
+
+def garble(*args: Any) -> None:
+    """Take part, and send positions that nobody writes."""
+    import atoll.stages.encodings
+
+    atoll.stages.encodings._pack_positions = lambda at, size: (
+        bytes([255]) * ((_position_bits(len(at), size)[1] + 7) // 8)
+    )
+    take_part(*args)
+
+
+@pytest.mark.nightly
+def test_who_sends_a_malformed_encoding_is_named_and_the_run_goes_on(cast: Cast) -> None:
+    job = JOB.partition("stages")[0] + 'stages = ["weigh", { use = "top_k", fraction = 0.1 }]\n'
+    address = cast.open(job)
+    for name in ("ada", "ben", "cleo"):
+        cast.join(address, name, cast.policy(name, RECIPE))
+    args = (address, str(cast.folder), "dan", line_of(cast.server), cast.policy("dan", RECIPE), True)
+    cast.processes["dan"] = spawn.process(garble, *args)
+    run = cast.close(240)
+    assert [fact["answered"] for fact in run.facts if fact["what"] == "round"] == [3, 3, 3]
+    refused = [fact for fact in run.facts if fact["what"] == "rejected"]
+    assert [fact["party"] for fact in refused] == ["dan"] * 3
+    assert all("the vector is damaged" in fact["why"] for fact in refused)
 
 
 @pytest.mark.slow
