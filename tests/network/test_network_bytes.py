@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import spawn
@@ -202,4 +203,8 @@ def test_four_counts_of_the_same_bytes_agree(channel: str, counted: Counted, fig
             assert near(sockets[name][way], line), (channel, name, way)
             if body > 50 * HEADERS * expected.questions:
                 assert near(sockets[name][way], body), (channel, name, way)
-    assert (parameters(run.params) == simulated(job)).all()
+    served, alone = parameters(run.params), simulated(job)
+    if channel == "low rank":  # of wide matrices, whose products may differ in the last bits
+        assert np.allclose(served, alone, rtol=1e-4, atol=1e-6)
+    else:
+        assert np.array_equal(served, alone)
