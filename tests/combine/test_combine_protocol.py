@@ -197,6 +197,18 @@ def test_what_the_protocol_cost_is_told(name: str) -> None:
     assert facts.get("lost", 0) == (name == "encrypted")
 
 
+@pytest.mark.parametrize("name", ["secure", "sparse", "light", "encrypted"])
+def test_messages_are_as_long_as_is_said_before_they_are_made(name: str) -> None:
+    combine, wire = sums()[name]
+    n = wire.total.cohort
+    rows = {i: np.full(wire.row.size, i, wire.row.dtype) for i in range(n)}
+    facts = Protocols(combine, wire, rows, World.simulated(0, protocols=True), {}).round(0).replies.facts
+    each = sum(map(sum, combine.message_bytes(wire).values()))
+    holders = [sum(map(sum, combine.message_bytes(wire, k).values())) for k, _ in enumerate(combine.holders(range(n)))]
+    said = each + sum(held - each for held in holders) / n
+    assert facts["protocol_bytes"] == pytest.approx(said, rel=0.005, abs=50)
+
+
 @pytest.mark.parametrize("goal", [3, 4])
 @pytest.mark.parametrize("name", ["secure", "encrypted"])
 def test_enough_answers_are_enough(name: str, goal: int) -> None:
