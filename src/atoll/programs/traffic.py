@@ -17,6 +17,12 @@ from atoll.core.question import REST, Encoding, Layout, Leaf, Question, arranged
 # What the network adds in either direction, as tests/network/test_network_bytes.py measures it.
 HEADERS = 480  # bytes for each question with its answer: envelopes, digests, and the headers of HTTP/2
 FRAMES = 0.002  # of all bytes: TLS takes 22 for a record of at most 16,384, HTTP/2 takes 9 for a frame of as many
+FLOW = 0.0006  # of all bytes, the other way: room that is given for more of them
+
+
+def on_line(body: int, other: int, questions: int) -> float:
+    """Count the bytes at a socket in one direction: `body` go this way, `other` the other way."""
+    return body * (1 + FRAMES) + other * FLOW + questions * HEADERS
 
 
 class Traffic(NamedTuple):

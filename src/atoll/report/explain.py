@@ -16,7 +16,7 @@ from atoll.privacy.account import Account, in_epsilon
 from atoll.programs.federate import Exchange
 from atoll.programs.influence import at_will
 from atoll.programs.phases import by_phase, lines_by_phase
-from atoll.programs.traffic import FRAMES, HEADERS
+from atoll.programs.traffic import FLOW, FRAMES, HEADERS
 from atoll.report.units import count, in_bytes
 
 _MANY = 5_000  # parties; beyond, playing the selection takes too long to wait for
@@ -134,7 +134,7 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     often = f"{each.questions} in a round" + (f", {own.questions} in an evaluation" if evaluations else "")
     lines.append(
         f"on a network each question ({often}) takes about {HEADERS} B more either way, for headers, "
-        f"and TLS {FRAMES:.1%} of all"
+        f"and TLS and flow control take {FRAMES + FLOW:.1%} of all"
     )
     if not method.cycle:
         lines.append("as the method runs it decides how often a round asks; here a round has every phase once")
