@@ -46,10 +46,15 @@ class OtherFormat(AtollError, ValueError):
 class Past(NamedTuple):
     """What a run goes on from; of a new one, nothing.
 
-    Attributes:
-        memory: the newest checkpoint that is whole, if any.
-        facts: what was noted up to it.
-        damaged: sentences, one for each thing that was found damaged or lost.
+    Args:
+        memory: the newest checkpoint that is whole, if any. Default None.
+        facts: what was noted up to it. Default none.
+        damaged: sentences, one for each thing that was found damaged or lost. Default none.
+
+    Example:
+        >>> from atoll.journal import Past
+        >>> Past().rounds
+        0
     """
 
     memory: Tree | None = None

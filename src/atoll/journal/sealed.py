@@ -20,7 +20,13 @@ _DIGEST = "sha256"  # its name in the header of a file of arrays
 
 
 class Damaged(AtollError, ValueError):
-    """A file of a run is damaged or lost; the sentence names it, and what to do."""
+    """A file of a run is damaged or lost; the sentence names it, and what to do.
+
+    Example:
+        >>> from atoll.journal import Damaged
+        >>> Damaged.code
+        'damaged'
+    """
 
     code = "damaged"
 
