@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import spawn
 from atoll.core.errors import Unwritable
-from atoll.runtimes.network.party.audit import START, AuditLog, Broken, spent_this_month, verify
+from atoll.runtimes.network.party.audit import START, AuditLog, Broken, verify
 
 NOON = datetime(2025, 6, 15, 12, tzinfo=UTC)
 BODY = sha256(b"body").hexdigest()
@@ -198,8 +198,6 @@ def test_nothing_is_added_to_a_broken_log(tmp_path: Path) -> None:
     with pytest.raises(Broken, match=r"line 2: it was changed.*start a new one"):
         AuditLog(path)
     assert path.read_bytes() == bad
-    with pytest.raises(Broken):
-        spent_this_month(path, NOON)
 
 
 # ---- crashes
@@ -213,7 +211,6 @@ def test_a_torn_last_line_is_cut_off_and_noted_wherever_it_tears(tmp_path: Path)
         path.write_bytes(good[:size])
         with pytest.raises(Broken, match="line 3: the last line has no end"):
             verify(path)
-        assert spent_this_month(path, NOON) == 0.5  # of the second line: the third was never acknowledged
         with AuditLog(path) as audit:
             audit.append("on")
         torn = good[len(whole) : size]
@@ -283,52 +280,21 @@ def test_a_full_disk_ends_in_a_sentence_and_the_log_is_whole(tmp_path: Path) -> 
         audit.append("on")
 
 
-# ---- what was spent
+# ---- what was booked nowhere
 
 
-def spend(path: Path, *entries: tuple[datetime, str, float | None]) -> None:
-    now = [NOON]
-    with AuditLog(path, clock=lambda: now[0]) as audit:
-        for when, job, epsilon in entries:
-            now[0] = when
-            audit.left(job=job, question=1, asked="train/contribute", size=1, digest=BODY, epsilon=epsilon)
-
-
-def test_the_most_of_each_job_is_summed_over_jobs(tmp_path: Path) -> None:
+def test_lines_of_an_earlier_release_are_handed_over_once(tmp_path: Path) -> None:
+    """By their bytes: another vector under an old number is another answer, the same bytes sent again are not."""
     path = tmp_path / "audit.jsonl"
-    assert spent_this_month(path, NOON) == 0.0
-    spend(path, (NOON, "a", 0.5), (NOON, "a", 1.5), (NOON, "b", 2.0), (NOON, "a", 1.0), (NOON, "plain", None))
-    assert spent_this_month(path, NOON) == 3.5
-    assert spent_this_month(path, NOON, but="a") == 2.0
-    assert spent_this_month(path, NOON, but="other") == 3.5
-
-
-def test_the_month_rolls_over_at_midnight_of_the_place(tmp_path: Path) -> None:
-    path, month = tmp_path / "audit.jsonl", timedelta(days=31)
-    last = datetime(2025, 5, 31, 23, 30, tzinfo=UTC)
-    spend(path, (last - month, "old", 8.0), (last, "may", 4.0), (last + timedelta(hours=1), "june", 2.0),
-          (last + timedelta(days=365), "next year", 1.0))  # fmt: skip
-    assert spent_this_month(path, last) == 4.0
-    assert spent_this_month(path, NOON) == 2.0
-    assert spent_this_month(path, datetime(2025, 12, 1, tzinfo=UTC)) == 0.0
-    east = timezone(timedelta(hours=2))  # where it was June already
-    assert spent_this_month(path, NOON.astimezone(east)) == 6.0
-    assert spent_this_month(path, datetime(2025, 5, 31, tzinfo=east)) == 8.0
-    with pytest.raises(ValueError, match="time zone"):
-        spent_this_month(path, datetime(2025, 6, 1))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 800), st.sampled_from("abc"), st.none() | st.floats(0, 100)), max_size=12))
-def test_what_was_spent_never_falls_and_is_at_most_the_sum(
-    tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[int, str, float | None]]
-) -> None:
-    path = tmp_path_factory.mktemp("audit") / "audit.jsonl"
-    before = 0.0
-    for days, job, epsilon in entries:
-        spend(path, (NOON - timedelta(days=days), job, epsilon))
-        now = spent_this_month(path, NOON)
-        assert before <= now <= sum(e or 0.0 for *_, e in entries) + 1e-9
-        before = now
-    mine = [(job, e) for days, job, e in entries if days <= 14 and e is not None]
-    assert before == pytest.approx(sum(max(e for other, e in mine if other == job) for job in {j for j, _ in mine}))
+    with AuditLog(path, clock=lambda: NOON) as audit:
+        audit.append("hello", bytes=1000, sha256="0" * 64)
+        for question, digest in ((4, "a"), (5, "b"), (5, "c"), (5, "c"), (9, "d")):
+            audit.left(job="j", question=question, asked="train/contribute", size=1, digest=digest * 64, brought=10,
+                       contributes=True)  # fmt: skip
+        audit.left(job="j", question=10, asked="evaluate/local", size=1, digest="0" * 64)
+        audit.append("declined", job="j", question=11, asked="train/contribute", brought=100, why="not now")
+        booked = {"job": "j", "question": 12, "asked": "train/contribute", "size": 1, "digest": "e" * 64}
+        audit.left(**booked, contributes=True, dataset="wards")  # type: ignore[arg-type]
+        assert audit.unbooked() == [("j", "2025-06", {"train": 4}, 5 * 11 + 1 + 100)]
+        audit.append("booked", dataset="wards")
+        assert audit.unbooked() == []

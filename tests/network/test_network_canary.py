@@ -34,6 +34,7 @@ from atoll.runtimes.network.party.assess import assess
 from atoll.runtimes.network.party.join import join
 from atoll.runtimes.network.party.policy import Policy
 from atoll.runtimes.network.party.session import Session
+from atoll.runtimes.network.party.spending import epsilon
 from atoll.runtimes.network.server.hub import Hub
 from atoll.runtimes.network.server.serve import remote
 from atoll.runtimes.network.server.store import Store
@@ -66,7 +67,8 @@ def test_a_party_states_the_epsilon_that_is_audited(tmp_path: Path) -> None:
     data = recipe(tmp_path)
     session = Session(Policy(allow_plain=True, data=data), text_of(STATED, data), 0, 1, 0)
     assert session.world == signature(join).parameters["world"].default == World.real
-    assert assess(session, "", "").spent[0] == pytest.approx(STATED.stated(DELTA), rel=1e-12)
+    (cost,) = assess(session, "", "").costs.values()
+    assert epsilon({cost: 1}, session.policy.delta) == pytest.approx(STATED.stated(DELTA), rel=1e-12)
 
 
 def worker_answers(worker: Worker, t: int) -> Array:

@@ -35,10 +35,12 @@ from atoll.runtimes.network.messages.payload import Payload, header_of
 from atoll.runtimes.network.messages.trees import write_tree
 from atoll.runtimes.network.party.assess import assess, worker_of
 from atoll.runtimes.network.party.audit import AuditLog, verify
+from atoll.runtimes.network.party.budget import JobBudget
 from atoll.runtimes.network.party.join import Party, join
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
 from atoll.runtimes.network.party.roles import RoleSession
 from atoll.runtimes.network.party.session import Assessment, Session
+from atoll.runtimes.network.party.spending import DataAccount
 from atoll.runtimes.network.server.hub import Hub
 from atoll.runtimes.network.server.serve import remote
 from atoll.runtimes.network.server.store import Store
@@ -278,14 +280,15 @@ def test_a_role_that_fails_says_so_and_nothing_of_training_or_of_its_data(tmp_pa
     header = header_of("question", "run/1", body)
     head = QuestionHead("run", 1, "A.rows", 0, 30.0, header.size, header.sha256)
     welcome = Welcome("run", 0, "a job", bytes(32), {})
-    assessed = Assessment(Manifest("", "joint_moments", "", 0, 1, 3, "roles"), "", {}, (), {}, 9)
+    assessed = Assessment(Manifest("", "joint_moments", "", 0, 1, 3, "roles"), "", {}, {}, 9)
+    budget = JobBudget(DataAccount(tmp_path / "accounts", "ledger"), policy, assessed, "a job")
     with (
         AuditLog(tmp_path / "audit.jsonl") as audit,
         closing(PartyTransport("127.0.0.1:1", Insecure("bank"), folder=tmp_path)) as transport,
     ):
         session = RoleSession(policy, "a job", "bank", 0)
         party = Party(
-            transport, b"", welcome, session, assessed, {}, tmp_path, audit, Times(), said.append, FailingRole()
+            transport, b"", welcome, session, budget, {}, tmp_path, audit, Times(), said.append, FailingRole()
         )
         answer, text = party._answer(head, Payload(header, BytesIO(body)))
     assert answer.declined == "the answer to 'A.rows' failed at the party; its own log says why"
@@ -309,4 +312,4 @@ def test_a_party_is_told_that_sums_over_its_test_data_are_hidden() -> None:
     assert "(the sum over all parties only)" in found.words
     assert set(found.manifest.metrics) == {"loss", "accuracy"}
     with pytest.raises(NotAllowed, match="allow_metrics"):
-        policy.check(found.manifest, now=datetime.now().astimezone(), spent=0.0)
+        policy.check(found.manifest, now=datetime.now().astimezone())

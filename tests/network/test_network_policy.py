@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.core.question import Exposure
 from atoll.core.wire import Event
-from atoll.runtimes.network.party.policy import SERVERS, BadPolicy, Manifest, NotAllowed, Policy
+from atoll.runtimes.network.party.policy import NOTHING_BEFORE, SERVERS, BadPolicy, Before, Manifest, NotAllowed, Policy
 
 NOON = datetime(2025, 6, 15, 12, 0, tzinfo=UTC)
 LOCAL, DISTRIBUTED, CENTRAL = (Event(where, 1.0) for where in ("local", "distributed", "central"))
@@ -37,17 +37,17 @@ data = { use = "csv", path = "mine.csv" }
 """
 
 
-def allows(policy: Policy, job: Manifest = JOB, now: datetime = NOON, spent: float = 0.0) -> bool:
+def allows(policy: Policy, job: Manifest = JOB, now: datetime = NOON, before: Before = NOTHING_BEFORE) -> bool:
     try:
-        policy.check(job, now=now, spent=spent)
+        policy.check(job, now=now, before=before)
     except NotAllowed:
         return False
     return True
 
 
-def refuses(policy: Policy, job: Manifest = JOB, now: datetime = NOON, spent: float = 0.0) -> str:
+def refuses(policy: Policy, job: Manifest = JOB, now: datetime = NOON, before: Before = NOTHING_BEFORE) -> str:
     with pytest.raises(NotAllowed) as caught:
-        policy.check(job, now=now, spent=spent)
+        policy.check(job, now=now, before=before)
     return str(caught.value)
 
 
@@ -79,7 +79,7 @@ def test_an_empty_file_is_the_default_and_any_is_no_limit() -> None:
         ("most_epsilon_jobs = 3", "most_epsilon_jobs: a policy has no such key; did you mean 'max_epsilon_job'?"),
         ("allow_plan = true", "did you mean 'allow_plain'?"),
         ("name = 'x'", "name: a policy has no such key"),
-        ("zzz = 1", "there are allow_metrics, allow_plain, allow_semi_honest, allow_sparse, data"),
+        ("zzz = 1", "there are accounts, allow_metrics, allow_plain, allow_semi_honest, allow_sparse, data, dataset"),
         ("max_epsilon_job = nan", "max_epsilon_job=nan: a limit is a finite number above 0"),
         ("max_epsilon_job = inf", "max_epsilon_job=inf"),
         ("max_epsilon_job = 0", "max_epsilon_job=0"),
@@ -90,6 +90,16 @@ def test_an_empty_file_is_the_default_and_any_is_no_limit() -> None:
         ("max_bytes = 0", "max_bytes=0"),
         ("max_rounds = -3", "max_rounds=-3"),
         ("max_rounds = true", "max_rounds=True"),
+        ("delta = 1.0", "delta=1.0: a number above 0 and below 1"),
+        ("delta = 0", "delta=0: a number above 0"),
+        ("delta = nan", "delta=nan: a number above 0"),
+        ("delta = 'small'", "delta='small': a number above 0"),
+        ("dataset = '../wards'", "dataset='../wards': a name of letters"),
+        ("dataset = ''", "dataset='': a name of letters"),
+        ("dataset = 3", "dataset=3: a text"),
+        ("accounts = 3", "accounts=3: a text"),
+        ("jobs = 'f00'", "jobs='f00': a list of names"),
+        ("max_evaluations = 0", "max_evaluations=0: a limit"),
         ("max_memory = 0", "max_memory=0: a limit is a whole number above 0"),
         ("max_memory = -1", "max_memory=-1"),
         ("max_memory = '1 GB'", "max_memory='1 GB'"),
@@ -192,12 +202,20 @@ def test_what_is_required_is_there_or_refused(
         ({"methods": ("fedprox",)}, {}, "methods: fedavg is not among"),
         ({"models": ("f01",)}, {}, "models: the schema f00"),
         ({"min_cohort": 9}, {}, "min_cohort: 8 parties are in a sum, and 9 must be"),
-        ({"max_epsilon_job": 1.9}, {}, "max_epsilon_job: this job has ε = 2, and 1.9 is the limit"),
-        ({"max_epsilon_job": 99.0}, {"epsilon": None}, "max_epsilon_job: this job has no bound on ε"),
-        ({"max_epsilon_job": 99.0}, {"epsilon": float("inf")}, "max_epsilon_job: this job has no bound on ε"),
-        ({"max_epsilon_month": 1.9}, {}, "max_epsilon_month: 0 was spent this month, this job has ε = 2"),
+        ({"max_epsilon_job": 1.9}, {}, "max_epsilon_job: this job would spend ε = 2 at δ = 1e-05, and 1.9 is"),
+        ({"max_epsilon_job": 99.0}, {"epsilon": None}, "max_epsilon_job: this job would spend no bound on ε"),
+        ({"max_epsilon_job": 99.0}, {"epsilon": float("inf")}, "max_epsilon_job: this job would spend no bound on ε"),
+        (
+            {"max_epsilon_month": 1.9},
+            {},
+            "max_epsilon_month: with it, this month's jobs on data-44136fa355b3678a would spend ε = 2",
+        ),
         ({"max_epsilon_month": 9.0}, {"epsilon": None}, "max_epsilon_month: "),
         ({"max_bytes": 9_999}, {}, "max_bytes: the job moves up to 10,000 bytes, and 9,999 is the limit"),
+        ({"jobs": ("f01",)}, {"job": "f00"}, "jobs: this party has not agreed to the job f00; read what it does"),
+        ({"delta": 0.01}, {"examples": 101}, "delta: 0.01 is above one over the 101 examples of this party"),
+        ({"max_epsilon": 1.9}, {}, "max_epsilon: with it, all jobs on data-44136fa355b3678a would spend ε = 2"),
+        ({"max_evaluations": 4}, {"evaluations": 5}, "max_evaluations: the job evaluates 5 times on this party's own"),
         ({"max_rounds": 9}, {}, "max_rounds: the job has 10 rounds, and 9 is the limit"),
         ({"min_noise": 1.1}, {}, "min_noise: the noise of the parties themselves is 1 times the bound"),
         ({"max_parameters": 99}, {}, "max_parameters: the model has 100 parameters, and 99 is the limit"),
@@ -231,7 +249,7 @@ def test_only_noise_that_hides_this_party_counts_as_its_own(noise: tuple[Event, 
         {"servers": ("abc",)}, {"servers": ("here:7000",)}, {"servers": ("hub abc",)},
         {"servers": ("hub abc of the registry",)}, {"methods": ("fedavg",)}, {"models": ("f00",)},
         {"min_cohort": 8}, {"max_epsilon_job": 2.0}, {"max_epsilon_month": 2.0}, {"max_bytes": 10_000},
-        {"max_rounds": 10}, {"hours": "12:00-12:01"},
+        {"max_rounds": 10}, {"hours": "12:00-12:01"}, {"max_epsilon": 2.0}, {"jobs": ("", "x")}, {"delta": 0.1},
     ],
 )  # fmt: skip
 def test_a_limit_that_is_just_met_allows(limits: Any) -> None:
@@ -240,17 +258,28 @@ def test_a_limit_that_is_just_met_allows(limits: Any) -> None:
 
 def test_the_month_adds_up() -> None:
     policy = Policy(max_epsilon_month=8.0)
-    assert allows(policy, spent=6.0)
-    assert not allows(policy, spent=6.001)
-    assert not allows(policy, spent=float("inf"))
-    for spent in (-1.0, float("nan"), True):
-        with pytest.raises(ValueError, match="spent="):
-            allows(policy, spent=spent)
+    assert allows(policy, before=Before(month=8.0))
+    assert not allows(policy, before=Before(month=8.001))
+    assert not allows(policy, before=Before(month=float("inf")))
+    assert not allows(policy, before=Before(month=float("nan")))
+    assert allows(policy, before=Before(ever=99.0))
+    assert not allows(Policy(max_epsilon=8.0), before=Before(ever=8.001))
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"), [({"max_rounds": 30}, Before(20)), ({"max_bytes": 30_000}, Before(bytes=20_000)),
+                         ({"max_evaluations": 9, "allow_metrics": True}, Before(evaluations=4))],
+)  # fmt: skip
+def test_what_other_jobs_took_of_the_data_is_gone(limits: Any, most: Before) -> None:
+    job = replace(JOB, metrics=("loss",), evaluations=5) if "max_evaluations" in limits else JOB
+    assert allows(Policy(**limits), job, before=most)
+    one_more = Before(*(value and value + 1 for value in most))
+    assert "other jobs on this data have taken" in refuses(Policy(**limits), job, before=one_more)
 
 
 def test_all_objections_are_told() -> None:
     policy = Policy(methods=(), max_rounds=1, max_bytes=1)
-    said = list(policy.objections(JOB, now=NOON, spent=0.0))
+    said = list(policy.objections(JOB, now=NOON))
     assert [sentence.split(":")[0] for sentence in said] == ["methods", "max_bytes", "max_rounds"]
 
 
@@ -339,6 +368,10 @@ POLICIES = st.builds(
     whole_batches=st.none() | st.integers(2, 5),
     max_epsilon_job=st.none() | st.floats(0.1, 10),
     max_epsilon_month=st.none() | st.floats(0.1, 20),
+    max_epsilon=st.none() | st.floats(0.1, 30),
+    delta=st.sampled_from([1e-5, 1e-3]),
+    jobs=st.none() | NAMES,
+    max_evaluations=st.none() | st.integers(1, 20),
     max_bytes=st.none() | st.integers(1, 10_000),
     max_rounds=st.none() | st.integers(1, 20),
     hours=st.none() | st.sampled_from(["22:00-06:00", "08:00-18:00"]),
@@ -360,9 +393,15 @@ JOBS = st.builds(
     up=st.integers(0, 500),
     down=st.integers(0, 500),
     address=st.sampled_from(["", "here:7000"]),
+    evaluations=st.integers(0, 12),
+    examples=st.sampled_from([10, 10_000]),
+    job=st.sampled_from(["f00", "x"]),
 )
 MOMENTS = st.datetimes(min_value=datetime(2024, 1, 1), max_value=datetime(2026, 1, 1))
-SPENT = st.floats(0, 20)
+SPENT = st.builds(
+    Before, st.integers(0, 9), st.integers(0, 9), st.integers(0, 999), st.none() | st.floats(0, 20),
+    st.none() | st.floats(0, 20),
+)  # fmt: skip
 
 
 def least(a: Any, b: Any) -> Any:
@@ -376,7 +415,7 @@ def common(a: Any, b: Any) -> Any:
 def both(a: Policy, b: Policy) -> Policy:
     """The loosest policy that is at least as strict as either, but for the hours, of which one is kept."""
     return Policy(
-        **{key: common(getattr(a, key), getattr(b, key)) for key in ("servers", "methods", "models")},
+        **{key: common(getattr(a, key), getattr(b, key)) for key in ("servers", "methods", "models", "jobs")},
         **{
             key: least(getattr(a, key), getattr(b, key))
             for key in (f.name for f in fields(Policy))
@@ -386,6 +425,7 @@ def both(a: Policy, b: Policy) -> Policy:
         require=tuple({*a.require, *b.require}),
         min_cohort=max(a.min_cohort, b.min_cohort),
         whole_batches=max(a.whole_batches or 0, b.whole_batches or 0) or None,
+        delta=max(a.delta, b.delta),
         hours=a.hours,
     )
 
@@ -393,34 +433,35 @@ def both(a: Policy, b: Policy) -> Policy:
 @settings(max_examples=200)
 @given(POLICIES, POLICIES, JOBS, MOMENTS, SPENT)
 def test_a_stricter_policy_never_accepts_what_a_laxer_refuses(
-    a: Policy, b: Policy, job: Manifest, now: datetime, spent: float
+    a: Policy, b: Policy, job: Manifest, now: datetime, before: Before
 ) -> None:
-    if allows(both(a, b), job, now, spent):
-        assert allows(a, job, now, spent)
-        assert allows(replace(b, hours=None), job, now, spent)
+    if allows(both(a, b), job, now, before):
+        assert allows(a, job, now, before)
+        assert allows(replace(b, hours=None), job, now, before)
 
 
 @settings(max_examples=200)
 @given(POLICIES, JOBS, MOMENTS, SPENT, st.integers(0, 5), st.integers(0, 300), st.floats(0, 3))
 def test_a_job_that_asks_for_more_is_never_allowed_where_less_is_refused(
-    policy: Policy, job: Manifest, now: datetime, spent: float, more: int, size: int, epsilon: float
+    policy: Policy, job: Manifest, now: datetime, before: Before, more: int, size: int, epsilon: float
 ) -> None:
     grown = replace(
         job, rounds=job.rounds + more, up=job.up + size, epsilon=None if job.epsilon is None else job.epsilon + epsilon
     )
-    if allows(policy, grown, now, spent + epsilon):
-        assert allows(policy, job, now, spent)
+    more_spent = [None if spent is None else spent + epsilon for spent in before[3:]]
+    if allows(policy, grown, now, Before(before.rounds + more, before.evaluations, before.bytes + size, *more_spent)):
+        assert allows(policy, job, now, before)
 
 
 @settings(max_examples=200)
 @given(POLICIES, JOBS, MOMENTS, SPENT)
 def test_every_objection_falls_when_its_key_is_loosened(
-    policy: Policy, job: Manifest, now: datetime, spent: float
+    policy: Policy, job: Manifest, now: datetime, before: Before
 ) -> None:
     """The sentence names the key that is in the way: without it, one objection less."""
     loose = {f.name: f.default for f in fields(Policy)} | {"min_cohort": 3, "require": ()}
     loose |= dict.fromkeys(("allow_plain", "allow_semi_honest", "allow_sparse"), True)
-    said = [sentence.split(":")[0] for sentence in policy.objections(job, now=now, spent=spent)]
+    said = [sentence.split(":")[0] for sentence in policy.objections(job, now=now, before=before)]
     for key in set(said) - ({"min_cohort"} if job.cohort < 3 else set()):
-        after = replace(policy, **{key: loose[key]}).objections(job, now=now, spent=spent)
+        after = replace(policy, **{key: loose[key]}).objections(job, now=now, before=before)
         assert [sentence.split(":")[0] for sentence in after] == [other for other in said if other != key]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,9 @@ from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.calls import Times
 from atoll.runtimes.network.messages.envelope import PROTOCOL, Hello, Welcome, read_envelope, write_envelope
 from atoll.runtimes.network.messages.trees import Fault, Layout
-from atoll.runtimes.network.party.audit import AuditLog, contributed, spent_this_month, verify
-from atoll.runtimes.network.party.join import answers_given
+from atoll.runtimes.network.party.audit import AuditLog, contributed, verify
+from atoll.runtimes.network.party.budget import carry_over
+from atoll.runtimes.network.party.spending import DataAccount, epsilon
 from atoll.runtimes.network.server.hub import Hub
 from atoll.runtimes.network.server.store import Store
 from atoll.runtimes.network.transport import PartyTransport, ServerTransport
@@ -33,10 +35,6 @@ from atoll.runtimes.network.trust.tls import Insecure
 
 RECORDED = Path(__file__).parents[1] / "golden" / "release_0_1" / "party"
 THEN = datetime(2026, 11, 20, tzinfo=UTC)  # the month in which the audit was recorded
-NOISED, SUMMED = (
-    3.0943983385813603,
-    0.29335082968609205,
-)  # ε of its two jobs: a plain one with local noise, a secure sum
 
 
 @pytest.fixture
@@ -47,11 +45,18 @@ def audit(tmp_path: Path) -> Path:
 # --- what was spent ---------------------------------------------------------------------------------------------------
 
 
-def test_epsilon_spent_under_the_release_still_counts(audit: Path) -> None:
+def test_answers_under_the_release_still_count_and_what_they_spent_counts_as_unlimited(audit: Path) -> None:
+    """Their lines say an ε at the job's own δ, and nothing of the noise: it does not add up with any other."""
     jobs = [line["job"] for line in map(json.loads, audit.read_text().splitlines()) if line["what"] == "joined"]
-    assert spent_this_month(audit, THEN) == pytest.approx(NOISED + SUMMED)
-    assert spent_this_month(audit, THEN, but=jobs[0]) == SUMMED
-    assert [answers_given(audit, job).total() for job in jobs] == [2, 2]
+    account = DataAccount(audit.parent / "accounts", "wards")
+    with AuditLog(audit, clock=lambda: THEN) as log:
+        for _ in range(2):
+            carry_over(log, account)
+    found = account.read()
+    assert [found.of(job=job).rounds for job in jobs] == [2, 2]
+    assert found.of().bytes > 0
+    assert epsilon(found.of(month=f"{THEN:%Y-%m}").costs, 1e-5) == inf
+    assert epsilon(found.of(month="2027-01").costs, 1e-5) == 0.0
 
 
 def test_an_audit_of_the_release_is_gone_on_with(audit: Path) -> None:
@@ -61,9 +66,8 @@ def test_an_audit_of_the_release_is_gone_on_with(audit: Path) -> None:
         for question, digest, contributes in ((1, "a", True), (2, "b", False)):
             log.append("left", **about, question=question, sha256=digest * 64, contributes=contributes, epsilon=0.5)
         log.append("declined", **about, question=3, contributes=True, why="not now")
+        assert ("new", "2026-11", {"train": 1}, 27) in log.unbooked()
     assert verify(audit) == before + 3
-    assert answers_given(audit, "new").total() == 1
-    assert spent_this_month(audit, THEN) == pytest.approx(NOISED + SUMMED + 0.5)
 
 
 @pytest.mark.parametrize("asked", ["contribute", "secure.masked", "light.upload", "encrypted.seal"])

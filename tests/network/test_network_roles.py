@@ -200,7 +200,7 @@ def consent(text: str) -> Any:
     job = dumps(to_table(load_any("job.toml"), data=False))  # type: ignore[arg-type]
     policy = Policy.parse(text)
     considered = consider(RoleSession(policy, job, "bank", 0))
-    policy.check(considered.manifest, now=datetime.now().astimezone(), spent=0.0)
+    policy.check(considered.manifest, now=datetime.now().astimezone())
     welcome = Welcome("run", 0, job, agreement_of(job), {})
     return _context(policy, welcome, considered, load_key("bank.key"))
 
@@ -213,11 +213,11 @@ def test_a_plain_answer_needs_to_be_allowed() -> None:
     now = datetime.now().astimezone()
     for exposure, objected in (("plain", 1), ("noised", 0), ("masked", 0), ("sealed", 0), ("nothing", 0)):
         job = Manifest("", "m", "", 0, 1, 2, "m", exposure, role="B", partners=("bank",))  # type: ignore[arg-type]
-        said = [*Policy().objections(job, now=now, spent=0.0)]
+        said = [*Policy().objections(job, now=now)]
         assert len(said) == objected, exposure
-        assert not [*Policy(allow_plain=True).objections(job, now=now, spent=0.0)]
+        assert not [*Policy(allow_plain=True).objections(job, now=now)]
     assert "allow_plain: the hub reads answers of role B as they are" in next(
-        Policy().objections(Manifest("", "m", "", 0, 1, 2, "m", role="B"), now=now, spent=0.0)
+        Policy().objections(Manifest("", "m", "", 0, 1, 2, "m", role="B"), now=now)
     )
 
 

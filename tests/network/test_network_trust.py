@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,10 +36,12 @@ from atoll.programs.federate import question_of
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.calls import Times, Unreachable
 from atoll.runtimes.network.party.assess import assess
-from atoll.runtimes.network.party.audit import AuditLog, verify
+from atoll.runtimes.network.party.audit import verify
+from atoll.runtimes.network.party.budget import account_of
 from atoll.runtimes.network.party.join import join
 from atoll.runtimes.network.party.policy import NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment, Session
+from atoll.runtimes.network.party.spending import Tally, epsilon
 from atoll.runtimes.network.server.hub import Hub
 from atoll.runtimes.network.server.serve import remote
 from atoll.runtimes.network.server.store import Store
@@ -147,24 +150,29 @@ def test_the_month_is_counted_on_across_restarts_of_both_sides(tmp_path: Path, a
     """A server in a new folder numbers its questions from the first again; the party counts what has left."""
     stages = (atoll.Clip(1.0), atoll.Average(), atoll.Gaussian(4.0, "local"))
     job = replace(JOB, channel=atoll.Channel(stages), rounds=2)
-    both = assessed(job).spent[1]
-    with AuditLog(ada.folder / "audit.jsonl") as audit:
-        audit.left(job="another", question=1, asked=WHAT, contributes=True, size=1, digest="0" * 64, epsilon=1.0)
-    policy = Policy(max_epsilon_month=1.0 + both, data=MINE)
+    (cost,) = assessed(job).costs.values()
+    three, four = (epsilon({cost: n}, 1e-5) for n in (3, 4))
+    assert four < 2 * epsilon({cost: 2}, 1e-5)  # composed, not added up
+    policy = Policy(max_epsilon_month=(three + four) / 2, data=MINE, dataset="wards")
+    account, month = account_of(policy, ada.folder), f"{datetime.now().astimezone():%Y-%m}"
+    account.add("another job", month, Tally(costs=Counter({cost: 1})))
     with serving(tmp_path / "one", job) as server:
         party = ada.join(server.address, policy)
-        assert len(server.ask()) == 1
+        first = server.ask()
         ada.stop.set()
         assert party.result(30) == "stopped by hand"
     with serving(tmp_path / "two", job) as server:
         party = ada.join(server.address, policy)
-        assert len(server.ask()) == 1
-        assert not len(server.ask())  # the party's own limit, though the job may ask each round again
+        again = server.ask()  # the same question: the same bytes, noise and all, which cost nothing
+        assert np.array_equal(first.each["vector"], again.each["vector"])
+        account.add("another job", month, Tally(costs=Counter({cost: 1})))  # by another process of this party
+        assert not len(server.ask(more=1.0))
         with pytest.raises(NotAllowed, match="max_epsilon_month"):
             party.result(30)
+    assert account.read().of(but="another job").answers == {"train": 1}
     left = ada.lines("left")
-    assert [line["question"] for line in left] == [1, 1, 1]
-    assert left[-1]["epsilon"] == both
+    assert [line["question"] for line in left] == [1, 1]
+    assert {line["epsilon"] for line in left} == {epsilon({cost: 1}, 1e-5)}
 
 
 @pytest.mark.slow
@@ -202,11 +210,11 @@ def test_a_training_that_hangs_is_given_up_in_time_and_the_next_question_answere
         assert len(server.ask()) == 1
         (trainer,) = trainers()
         trainer.suspend()
-        assert not len(server.ask(within=12.0))
+        assert not len(server.ask(within=12.0, more=1.0))
         (why,) = [note.facts["why"] for note in server.notes if note.what == "declined"]
         assert why == "training was given up: it took longer than the 12 s that the server waits"
         assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
-        assert len(server.ask()) == 1
+        assert len(server.ask(more=2.0)) == 1
         assert [line["why"] for line in ada.lines("declined")] == [why]
         server.hub.end("the test is over")
         assert party.result(30) == "the test is over"

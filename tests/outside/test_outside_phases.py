@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,9 +22,10 @@ from atoll.data.federated import Federated
 from atoll.job.file import parse
 from atoll.privacy.account import in_epsilon
 from atoll.runtimes.network.party.assess import assess
-from atoll.runtimes.network.party.join import within_policy
+from atoll.runtimes.network.party.budget import JobBudget
 from atoll.runtimes.network.party.policy import NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment, Session
+from atoll.runtimes.network.party.spending import DataAccount, epsilon
 from atoll.testing import check_method
 
 METHOD = FedLin(atoll.models.softmax(), epochs=2, lr=0.05)
@@ -214,7 +216,7 @@ def assessed(text: str, policy: Policy | None = None, parties: int = 4) -> Asses
 
 
 def objections(found: Assessment, **limits: Any) -> list[str]:
-    return list(Policy(**limits).objections(found.manifest, now=datetime(2026, 5, 4, tzinfo=UTC), spent=0.0))
+    return list(Policy(**limits).objections(found.manifest, now=datetime(2026, 5, 4, tzinfo=UTC)))
 
 
 @pytest.fixture
@@ -254,16 +256,22 @@ def test_a_policy_judges_the_weakest_phase(outside: dict[str, str]) -> None:
     assert require.startswith("require: light_sum is not")
 
 
-def test_a_policy_counts_asks(outside: dict[str, str]) -> None:
+def book(folder: Path, found: Assessment, policy: Policy, *phases: str) -> None:
+    """Give one answer of each phase, in this order."""
+    budget = JobBudget(DataAccount(folder, "digits"), policy, found, "job")
+    for phase in phases:
+        budget.book(phase, evaluates=False)
+
+
+def test_a_policy_counts_asks(outside: dict[str, str], tmp_path: Path) -> None:
     """Three rounds of two phases ask six times, at joining as later."""
     found = assessed(outside_text(HEAD), mine(outside))
     (said,) = objections(found, max_rounds=5)
     assert said.startswith("max_rounds: the job has 3 rounds, which ask a party 6 times, and 5 is the limit")
     assert objections(found, max_rounds=6) == []
-    for n in range(1, 4):
-        within_policy(Policy(max_rounds=6), found, {"gradient": n, "train": n}, 0.0)
+    book(tmp_path, found, Policy(max_rounds=6), *["gradient", "train"] * 3)
     with pytest.raises(NotAllowed, match="max_rounds = 6"):
-        within_policy(Policy(max_rounds=6), found, {"gradient": 4, "train": 3}, 0.0)
+        book(tmp_path, found, Policy(max_rounds=6), "gradient")
 
 
 def test_where_the_number_of_asks_is_not_known_the_sentence_says_so(outside: dict[str, str]) -> None:
@@ -276,19 +284,21 @@ def test_where_the_number_of_asks_is_not_known_the_sentence_says_so(outside: dic
     assert "the method decides as it runs how often they ask, here up to 18 times" in said
 
 
-def test_a_party_counts_the_phase_that_is_asked_most(outside: dict[str, str]) -> None:
-    """A server that asks only the phase with less noise gets as little of the budget as one that asks both."""
+def test_a_party_counts_each_phase(outside: dict[str, str], tmp_path: Path) -> None:
+    """A server that asks only the phase with less noise gets no more of it than one that asks both."""
     noisy = HEAD.replace('"ring"]', '{ use = "gaussian", multiplier = 2.0, where = "local" }]')
     noisy = noisy.replace('combine = "secure_sum"', 'combine = "sum"')
     found = assessed(outside_text(noisy), mine(outside))
-    assert found.manifest.epsilon == found.spent[2 * 3 - 1]
-    limit = Policy(max_epsilon_job=(found.spent[3] + found.spent[4]) / 2, allow_plain=True)
-    within_policy(limit, found, {"gradient": 2, "train": 2}, 0.0)
+    gradient, train = found.costs["gradient"], found.costs["train"]
+    assert found.manifest.epsilon == epsilon(Counter({gradient: 3}) + Counter({train: 3}), 1e-5)
+    limit = sum(epsilon({gradient: n}, 1e-5) for n in (4, 5)) / 2
+    book(tmp_path / "limited", found, Policy(max_epsilon_job=limit), "gradient", "train", "gradient", "train")
     with pytest.raises(NotAllowed, match="max_epsilon_job"):
-        within_policy(limit, found, {"gradient": 3}, 0.0)
-    within_policy(Policy(), found, {"gradient": 6, "train": 6}, 0.0)
-    with pytest.raises(NotAllowed, match="asked 7 times"):
-        within_policy(Policy(), found, {"gradient": 7}, 0.0)
+        book(tmp_path / "limited", found, Policy(max_epsilon_job=limit), "gradient")
+    book(tmp_path / "job", found, Policy(), *["gradient"] * 3)
+    with pytest.raises(NotAllowed, match="asked 4 times"):
+        book(tmp_path / "job", found, Policy(), "gradient")
+    book(tmp_path / "job", found, Policy(), *["train"] * 3)
 
 
 def test_a_party_says_what_it_holds_and_no_more(outside: dict[str, str]) -> None:

@@ -81,7 +81,9 @@ def explain(
 def calibrate(
     job: Annotated[str, typer.Argument(metavar="JOB", help="a job file (.toml) whose stages add noise")],
     epsilon: Annotated[float, typer.Option(help="the most that all rounds together may spend")],
-    delta: Annotated[float | None, typer.Option(help="at this delta; default: N^-1.1 for N parties")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="at this delta; default: 1e-5, or N^-1.1 for N parties if less")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="how many rounds, instead of what the job says")] = None,
     sets: Sets = None,
 ) -> None:

@@ -39,7 +39,7 @@ def calibrate(job: Job, data: Federated, epsilon: float, delta: float | None = N
         job: a job with noise.
         data: its data.
         epsilon: the largest ε, above 0.
-        delta: the δ of the guarantee, above 0 and below 1. Default: N^-1.1 for N units.
+        delta: the δ of the guarantee, above 0 and below 1. Default: 1e-5, or N^-1.1 for N units where that is less.
 
     Example:
         >>> import atoll

@@ -286,7 +286,9 @@ def _ledger(job: Job, exchanges: Mapping[str, Exchange], sizes: Array) -> tuple[
     noise = {name: exchange.wire.noise for name, exchange in exchanges.items()}
     said = {unit: delta for stop in job.stop for unit, delta in stop.deltas.items() if delta is not None}
     steady = job.availability.steady
-    ledger = ledger_of(noise, job.select, job.method, sizes, steady=steady, rounds=job.rounds, deltas=said)
+    ledger = ledger_of(
+        noise, job.select, job.method, sizes, steady=steady, rounds=job.rounds, deltas=said, extra=job.extra_answers
+    )
     return ledger, [stop.bound(ledger) for stop in job.stop]
 
 

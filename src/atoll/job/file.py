@@ -45,6 +45,7 @@ KEYS = (
     "train_loss",
     "min_parties",
     "required",
+    "extra_answers",
 )
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -177,9 +178,11 @@ def from_table(said: Mapping[str, object], gate: Gate | None = None) -> JobFile:
     listed = enumerate(_list("metrics", said.get("metrics", [])))
     metrics = [build("metric", one, f"metrics.{i}", gate) for i, one in listed]
     try:
-        told = plain(said, "train_loss", Job.train_loss)
+        told, extra = (plain(said, key, getattr(Job, key)) for key in ("train_loss", "extra_answers"))
         fewest = plain(said, "min_parties", 1) if "min_parties" in said else None
-        job = Job(method, select, channel, rounds, stop, every, online, name, metrics, told, fewest, _names(said))
+        job = Job(
+            method, select, channel, rounds, stop, every, online, name, metrics, told, fewest, _names(said), extra
+        )
     except ValueError as error:
         raise BadJob(str(error)) from None
     return JobFile(job, {"use": data} if isinstance(data, str) else dict(data), seed)
@@ -232,6 +235,7 @@ def to_table(job: Job, data: Mapping[str, object], seed: int) -> dict[str, objec
     said |= {"metrics": table(list(job.metrics))} if job.metrics else {}
     said |= {} if job.train_loss else {"train_loss": False}
     said |= {} if job.min_parties is None else {"min_parties": job.min_parties}
+    said |= {"extra_answers": job.extra_answers} if job.extra_answers else {}
     return {**said, "required": list(job.required)} if job.required else said
 
 

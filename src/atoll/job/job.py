@@ -72,6 +72,8 @@ class Job(Part):
             parties; in a simulation a round counts whoever answered.
         required: names of parties, as the server's roster writes them, without whose answers no round counts. In a
             simulation nobody has a name. Default: none.
+        extra_answers: answers with noise that a party gives at most beyond those of the rounds, should a round that
+            failed be worked out anew. Every ε includes them. Default 0.
 
     Example:
         >>> import atoll
@@ -92,6 +94,7 @@ class Job(Part):
     train_loss: bool = True
     min_parties: int | None = None
     required: Sequence[str] = ()
+    extra_answers: int = 0
 
     def __post_init__(self) -> None:
         part("method", self.method, Method)
@@ -108,6 +111,7 @@ class Job(Part):
         if isinstance(self.required, str) or not all(isinstance(name, str) and name for name in self.required):
             raise Mismatch(f'required = {self.required!r}: a list of names of parties, as in required = ["north"]')
         object.__setattr__(self, "required", tuple(self.required))
+        number("extra_answers", self.extra_answers, 0)
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "metrics", tuple(self.metrics))
 

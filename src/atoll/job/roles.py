@@ -23,6 +23,7 @@ METHOD_KEYS = (
     "metrics",
     "phases",
     "train_loss",
+    "extra_answers",
 )
 
 

@@ -25,6 +25,8 @@ class Spend:
         population: number of units to sample from. "fixed" needs it.
         times: runs of the mechanism in one round, each with its own sample (the steps of DP-SGD), 1 or more. Default 1.
         epoch: for "tree", rounds of one tree, in which a unit takes part at most once.
+        told: whether it is told that a unit takes part, or how many do. What can differ then is whether it gives
+            something or nothing. Default false.
 
     Example:
         >>> from atoll.privacy import Spend
@@ -40,6 +42,7 @@ class Spend:
     population: int | None = None  # units to sample from
     times: int = 1  # runs of the mechanism a round, each on its own draw of the sample (local DP-SGD steps)
     epoch: int | None = None  # rounds in one tree, in which a unit takes part at most once
+    told: bool = False
 
     def __post_init__(self) -> None:
         for name, kinds in (("sampling", SamplingKind), ("unit", Unit), ("mechanism", Mechanism)):
@@ -89,9 +92,9 @@ class Spend:
 
         A local report is there for all to see, and so is the size of a fixed sample: what can differ is its content.
         """
-        if self.mechanism == "tree":
-            return "zero-out-one"
-        return "replace-one" if self.sampling == "fixed" or self.mechanism == "local" else "add-or-remove-one"
+        if self.mechanism != "tree" and (self.sampling == "fixed" or self.mechanism == "local"):
+            return "replace-one"
+        return "zero-out-one" if self.told or self.mechanism == "tree" else "add-or-remove-one"
 
     @property
     def sensitivity(self) -> float:

@@ -13,9 +13,10 @@ from atoll.core.tree import Array
 from atoll.core.wire import Event, Mismatch
 from atoll.privacy.account import Account
 from atoll.privacy.calibrate import delta_for
-from atoll.privacy.events import Spend, Unit
+from atoll.privacy.events import SamplingKind, Spend, Unit
 
 _USEFUL = 20.0  # ε
+_DELTA = 1e-5  # by default: among few units the rule for many would permit almost everything
 _SIZES = 24  # of parties that are looked at to find the one that spends most
 
 
@@ -24,16 +25,18 @@ class Ledger:
     """One account for each unit that is protected: parties, examples, or both.
 
     `server` is the account against the server where noise hides parties from it: it knows who took part, so that no
-    sampling is amplified. `asks` are those of one round; 0 where the method decides as it runs.
+    sampling is amplified. `asks` are those of one round; 0 where the method decides as it runs. `extra` answers may be
+    worked out anew beside those of the rounds; every figure counts them as asks.
     """
 
     accounts: tuple[Account, ...]
     server: Account | None = None
     asks: int = 1
+    extra: int = 0
 
     def planned(self, rounds: int) -> int | None:
         """Return how many asks so many rounds take; None where nobody knows before they are run."""
-        return rounds * self.asks or None
+        return rounds * self.asks + self.extra if self.asks else None
 
     def of(self, unit: str | None = None) -> Account:
         """Return the account of a unit, or the only one."""
@@ -44,7 +47,7 @@ class Ledger:
 
     def spent(self, asks: int, *, last: bool = False) -> dict[str, object]:
         """Return the facts of so many asks: ε of each unit; at the end also as tight as it can be computed."""
-        facts: dict[str, object] = {}
+        asks, facts = asks + self.extra, dict[str, object]()
         for account in self.accounts:
             name = "epsilon" if account is self.accounts[0] else f"epsilon_{account.spend.unit}"
             epsilon = account.epsilon(asks)
@@ -70,12 +73,13 @@ class Ledger:
 
 def ledger_of(
     noise: Mapping[str, tuple[Event, ...]], select: Select, method: Method, sizes: Array, *, steady: bool, rounds: int,
-    deltas: Mapping[str, float],
+    deltas: Mapping[str, float], extra: int = 0,
 ) -> Ledger | None:  # fmt: skip
     """Open the accounts of a job; None where no noise is added.
 
     `noise` is what is added in each phase. The sampling is read from the select that does it. `steady`: everybody is
     always online, so that a sample of fixed size is drawn from all. `deltas` are those that a budget asks for, by unit.
+    `extra` answers are allowed beside those of the rounds.
     """
     accounts, server = [], None
     for k, where in enumerate(_places(noise, method)):
@@ -87,7 +91,7 @@ def ledger_of(
     if method.example_dp is not None:
         delta = _delta("example", int(sizes.sum()), deltas)
         accounts.append(_opened(_of_examples(method, sizes, rounds, deltas), delta))
-    return Ledger(tuple(accounts), server, len(method.cycle)) if accounts else None
+    return Ledger(tuple(accounts), server, len(method.cycle), extra) if accounts else None
 
 
 def _places(noise: Mapping[str, tuple[Event, ...]], method: Method) -> tuple[str, ...]:
@@ -119,7 +123,7 @@ def _delta(unit: Unit, population: int, deltas: Mapping[str, float]) -> float:
         return deltas[unit]
     if population < 2:
         raise Mismatch(f"one {unit} alone has nobody to hide among: federate at least two")
-    return delta_for(population)
+    return min(delta_for(population), _DELTA)
 
 
 def _opened(
@@ -160,6 +164,14 @@ def _unsampled(spend: Spend) -> Spend:
     return replace(spend, sampling="fixed" if spend.sampling == "fixed" else "none", rate=1.0)
 
 
+def own_spend(event: Event, select: Select, parties: int) -> Spend:
+    """Return what a party spends itself in one answer: its own sums show it who takes part, so that it claims no
+    sampling. That it answers is told, so neighbours are a party that gives something and one that gives nothing.
+    """
+    spend = _of_parties(event, select, parties, steady=False)
+    return Spend(spend.multiplier / spend.sensitivity, told=True)
+
+
 def _of_parties(event: Event, select: Select, parties: int, steady: bool) -> Spend:
     where, multiplier = event.where, event.multiplier
     if where == "local":  # whoever sees a report knows whose it is: no sampling hides it
@@ -191,12 +203,18 @@ def _of_examples(method: Method, sizes: Array, rounds: int, deltas: Mapping[str,
         raise Mismatch("private training with multiplier 0 adds no noise and protects nothing: leave `private` out")
     some = np.unique(sizes[sizes > 0])
     shown = some[np.unique(np.linspace(0, len(some) - 1, min(len(some), _SIZES)).astype(int))]
-    delta = deltas.get("example", delta_for(max(int(sizes.sum()), 2)))
-    spends = []
-    for n in shown.tolist():
-        rate, steps = method.example_steps(n)
-        spends.append(Spend(multiplier, "poisson" if rate < 1 else "none", rate, "example", times=steps))
+    delta = _delta("example", max(int(sizes.sum()), 2), deltas)
+    spends = [example_spend(method, n) for n in shown.tolist()]
     return max(spends, key=lambda spend: Account(spend, delta).epsilon(rounds))
+
+
+def example_spend(method: Method, n: int) -> Spend:
+    """Return what one answer of a party with n examples spends of each of them. The number n is told: an example that
+    gives nothing is what it is compared with, not one that is not there.
+    """
+    rate, steps = method.example_steps(n)
+    sampling: SamplingKind = "poisson" if rate < 1 else "none"
+    return Spend(method.example_dp.multiplier, sampling, rate, "example", times=steps, told=True)
 
 
 def calibrated(ledger: Ledger, epsilon: float, rounds: int) -> float:

@@ -65,7 +65,8 @@ class Budget(Stop):
 
     Args:
         epsilon: the largest ε, above 0.
-        delta: the δ at which ε is computed, above 0 and below 1. Default: N^-1.1 for N units.
+        delta: the δ at which ε is computed, above 0 and below 1. Default: 1e-5, or N^-1.1 for N units
+            where that is less.
         unit: what the budget is for, "party" or "example", if noise protects both. Default: what the noise protects.
 
     Example:
@@ -99,9 +100,9 @@ class Budget(Stop):
             raise Mismatch("Budget() counts what noise spends, and this job adds none: put Gaussian() into its stages")
         account = ledger.of(self.unit)
         each = ledger.asks or 1  # a round that cannot be ended is not begun
-        allowed = account.rounds_within(self.epsilon) // each
+        allowed = max(account.rounds_within(self.epsilon) - ledger.extra, 0) // each
         if not allowed:
-            one = in_epsilon(account.epsilon(each))
+            one = in_epsilon(account.epsilon(each + ledger.extra))
             raise Mismatch(
                 f"one round alone spends epsilon {one} of a budget of {self.epsilon:g}: add more noise "
                 f"(`atoll calibrate JOB --epsilon {self.epsilon:g}` says how much)"

@@ -32,6 +32,7 @@ from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.calls import Limits, RunFailed, Times
 from atoll.runtimes.network.messages.envelope import Hello, Welcome, write_envelope
 from atoll.runtimes.network.party.assess import assembled, assess, data_of
+from atoll.runtimes.network.party.budget import JobBudget, account_of, carry_over
 from atoll.runtimes.network.party.join import Declined, Party, calling, check_now, parties_of, sides_of, welcomed
 from atoll.runtimes.network.party.policy import Policy
 from atoll.runtimes.network.party.session import Session
@@ -67,13 +68,16 @@ def edge(
         members = parties_of(welcome)
         session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world, welcome.data)
         assessed = assess(session, server, parent)
-        check_now(policy, audit, welcome, assessed.manifest)
+        account = account_of(policy, folder)
+        carry_over(audit, account)
+        budget = JobBudget(account, policy, assessed, welcome.manifest.hex())
         say(assessed.words)
+        check_now(budget, assessed.manifest)
         sides = sides_of(policy, welcome, assessed, credentials, name, folder, session)
         audit.append("joined", server=parent, job=welcome.manifest.hex())
         with _hub(welcome, session, folder, below, times, ready) as (hub, made, store):
             up = assembled(session, data_of(session))[0]
-            party = Edge(transport, hello, welcome, session, assessed, sides, folder, audit, times, say)
+            party = Edge(transport, hello, welcome, session, budget, sides, folder, audit, times, say)
             party.stand(hub, made, up, store, below)
             try:
                 why = party.take_part(stop or threading.Event())

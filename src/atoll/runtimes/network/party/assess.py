@@ -5,6 +5,7 @@ All of this runs in a child process. A party that waits needs none of the librar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -22,14 +23,18 @@ from atoll.data.federated import Federated, Silos
 from atoll.job.assemble import Assembled, agreement_of, assemble, summary_of
 from atoll.job.catalogue import name_of
 from atoll.job.file import parse
+from atoll.privacy.account import epsilon_of, in_epsilon
+from atoll.privacy.events import Spend
+from atoll.privacy.ledger import example_spend, own_spend
 from atoll.programs.federate import Federate
 from atoll.report.explain import explain
 from atoll.runtimes.local.worker import Worker
-from atoll.runtimes.network.party.policy import SERVERS, Manifest
+from atoll.runtimes.network.party.policy import SERVERS, Manifest, Policy
 from atoll.runtimes.network.party.session import Assessment, Session
+from atoll.runtimes.network.party.spending import UNLIMITED, Cost, epsilon
 from atoll.runtimes.network.server.serve import remote
 
-OFTEN = 2  # answers that a party gives at most, over the job's rounds: a server that fails asks some rounds again
+OFTEN = 2  # answers without noise that a party gives at most, over the job's rounds: a server that fails asks again
 
 
 def part_of(recipe: Mapping[str, object], seed: int = 0) -> Federated:
@@ -101,11 +106,12 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     made, everybody, seed = assembled(session, data)
     job, program = made.job, made.program
     questions = made.questions(len(everybody))
-    account = (made.ledger.server or made.ledger.of()) if made.ledger else None
-    fixed = job.rounds * len(job.method.cycle)
-    answers = OFTEN * (fixed or job.rounds * len(program.exchanges))
-    spent = tuple(account.epsilon(n) for n in range(1, answers + 1)) if account else ()
+    costs = _costs(made, int(data.train.sizes[0]), session.policy.delta)
     told = "local" in program.splits and program.evaluation is not None
+    evaluations = 1 + -(-job.rounds // job.eval_every) if told else 0  # before the first round, and after the last
+    planned, answers = _answers(made, costs)
+    plan = _plan(planned, answers, costs, session.policy.delta) + Counter({UNLIMITED: evaluations})
+    spent = epsilon(plan, session.policy.delta)
     schemas = [phase.schema for phase in job.method.phases.values()]
     combine, exposure = _weakest(program, questions)
     cut = job.select.batches(len(everybody), program.world)
@@ -114,21 +120,93 @@ def assess(session: Session, server: str, address: str) -> Assessment:
         server=server, method=name_of(job.method), model=_model(schemas),
         parameters=max(schema.size for schema in schemas), rounds=job.rounds, cohort=made.wire.total.cohort,
         combine=combine, exposure=exposure, against=_weakest_server(program), noise=_least_noise(program),
-        epsilon=spent[(fixed or answers) - 1] if spent else None, length=_longest(program, session.policy.max_norm),
+        epsilon=spent if spent < inf else None, length=_longest(program, session.policy.max_norm),
         up=program.round_cost.each.up, down=program.round_cost.each.down,
         metrics=tuple(program.evaluation.better) if told and program.evaluation else (), address=address,
-        asks=fixed or answers, fixed=bool(fixed), batch=min(map(len, batches), default=0),
+        asks=_asks(made) or answers, fixed=bool(_asks(made)), evaluations=evaluations,
+        batch=min(map(len, batches), default=0),
+        examples=int(data.train.sizes[0]), job=agreement_of(session.job).hex(),
     )  # fmt: skip
     conversations = {
         phase: (exchange.combine, exchange.wire)
         for phase, exchange in program.conversations.items()
         if f"{phase}/contribute" not in questions
     }
-    words = explain(job, everybody, seed, world=program.world, own=True)
+    words = [explain(job, everybody, seed, world=program.world, own=True), _own_words(session.policy, manifest)]
+    words.append(f"in a policy\n  this job is {manifest.job}\n  this model is {manifest.model}")
     return Assessment(
-        manifest, f"{words}\n\nin a policy\n  this model is {manifest.model}", questions, spent, conversations, answers,
-        batches, len(job.method.cycle),
-    )  # fmt: skip
+        manifest,
+        "\n\n".join(words),
+        questions,
+        conversations,
+        answers,
+        planned,
+        costs,
+        plan,
+        evaluations,
+        batches=batches,
+    )
+
+
+def _asks(made: Assembled) -> int:
+    """Return how often the rounds of a job ask; 0 where that is decided as it runs."""
+    buffered = made.job.channel.combine.staleness is not None
+    return 0 if buffered else made.job.rounds * len(made.job.method.cycle)
+
+
+def _costs(made: Assembled, examples: int, delta: float) -> dict[str, Cost]:
+    """Return what an answer of each phase spends: only noise that is added before it can be read counts."""
+    job, parties, found = made.job, len(made.program.sizes), dict[str, Cost]()
+    for phase, exchange in made.program.exchanges.items():
+        where = ("local", "distributed") if exchange.combine.hidden else ("local",)
+        noise = [event for event in exchange.wire.noise if event.where in where and event.multiplier > 0]
+        spends = [own_spend(event, job.select, parties) for event in noise]
+        party = max(spends, key=lambda spend: spend.multiplier, default=None)
+        # An example moves a vector by up to two bounds.
+        inside = [Spend(event.multiplier / 2, unit="example", told=True) for event in noise]
+        if job.method.example_dp is not None and examples:
+            inside.append(example_spend(job.method, examples))
+        example = min(inside, key=lambda spend: epsilon_of([(spend, max(_asks(made), 1))], delta), default=None)
+        found[phase] = Cost(party, example)
+    return found
+
+
+def _answers(made: Assembled, costs: Mapping[str, Cost]) -> tuple[dict[str, int], int]:
+    """Return how often each phase is asked, and how many answers of all phases are given at most.
+
+    Where no noise is at stake a server that fails may ask as often again. Where the method decides what is asked as it
+    runs, only all answers together are limited.
+    """
+    job = made.job
+    if not _asks(made):
+        return {}, OFTEN * job.rounds * len(made.program.exchanges) + job.extra_answers
+    planned = {phase: job.rounds * job.method.cycle.count(phase) for phase in costs}
+    if UNLIMITED in costs.values():
+        planned = {phase: OFTEN * count for phase, count in planned.items()}
+    return planned, sum(planned.values()) + job.extra_answers
+
+
+def _plan(planned: Mapping[str, int], answers: int, costs: Mapping[str, Cost], delta: float) -> Counter[Cost]:
+    """Return what the whole job spends at most: answers that no phase is planned for count as the dearest."""
+    plan = Counter[Cost]()
+    for phase, count in planned.items():
+        plan[costs[phase]] += count
+    plan[max(costs.values(), key=lambda cost: epsilon({cost: 1}, delta))] += answers - sum(planned.values())
+    return plan
+
+
+def _own_words(policy: Policy, manifest: Manifest) -> str:
+    """Say what the job spends of this party's own data, by the party's own account."""
+    said = "nothing bounds it: no noise is added before something of this party can be read"
+    if manifest.epsilon is not None:
+        said = (
+            f"at most {in_epsilon(manifest.epsilon)} at delta {policy.delta:g}, after all answers that the job allows"
+        )
+    return (
+        f"this party's own account\n  epsilon: {said}\n  neighbours: zero-out-one; sampling: none claimed; "
+        f"accountant: RDP\n  limits of the policy belong to the data set {policy.dataset_name}, over all servers "
+        "and jobs"
+    )
 
 
 def _weakest(program: Federate, questions: Mapping[str, Question]) -> tuple[str, Exposure]:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -54,6 +55,7 @@ class AuditLine(TypedDict, total=False):
     brought: int
     contributes: bool
     epsilon: float
+    dataset: str
 
 
 class AuditLog:
@@ -102,15 +104,33 @@ class AuditLog:
 
     def left(
         self, *, job: str, question: int, asked: str, size: int, digest: str, epsilon: float | None = None,
-        brought: int | None = None, contributes: bool = False,
+        brought: int | None = None, contributes: bool = False, dataset: str | None = None,
     ) -> str:  # fmt: skip
-        """Say what is about to leave: the answer to which question, how large, its hash, the job's ε with it; and how
-        many bytes the question brought.
+        """Say what is about to leave: the answer to which question, how large, its hash, the job's ε with it; how
+        many bytes the question brought, and in which data set's account it is booked.
         """
-        more: dict[str, float] = {} if brought is None else {"brought": int(brought)}
+        more: dict[str, object] = {} if brought is None else {"brought": int(brought)}
+        more |= {} if dataset is None else {"dataset": dataset}
         more |= {} if epsilon is None else {"epsilon": float(epsilon)}
         return self.append(_LEFT, job=job, question=int(question), asked=asked, bytes=int(size), sha256=digest,
                            contributes=bool(contributes), **more)  # fmt: skip
+
+    def unbooked(self) -> list[tuple[str, str, Counter[str], int]]:
+        """Return what left before data sets had accounts, whose lines name none, and was not carried over since: by job
+        and calendar month, answers by phase, and bytes both ways.
+
+        By their bytes: what was sent twice shows nothing more, and the numbers of questions are the server's.
+        """
+        found: dict[tuple[str, str], tuple[set[tuple[str, str]], int]] = {}
+        for _, line in _whole_lines(self.path):
+            if line["what"] == "booked":
+                found = {}
+            elif "job" in line and "dataset" not in line and line["what"] in (_LEFT, "declined"):
+                key = line["job"], f"{datetime.fromisoformat(line['time']).astimezone():%Y-%m}"
+                answers, moved = found.get(key, (set(), 0))
+                mine = {(line["asked"], line["sha256"])} if line["what"] == _LEFT and contributed(line) else set()
+                found[key] = answers | mine, moved + line.get("bytes", 0) + line.get("brought", 0)
+        return [(*key, Counter(phase_of(asked) for asked, _ in mine), moved) for key, (mine, moved) in found.items()]
 
     def _write(self, line: bytes) -> None:
         try:
@@ -145,27 +165,16 @@ def verify(path: Path) -> int:
     return n
 
 
+def phase_of(what: str) -> str:
+    """Return the phase of a question."""
+    return what.rpartition("/")[0]
+
+
 def contributed(line: AuditLine) -> bool:
     """Tell whether a line is about an answer that holds the party's vector; lines of release 0.1 are understood."""
     if "contributes" in line:
         return line["contributes"] is True
     return line.get("asked") in _CONTRIBUTES_0_1
-
-
-def spent_this_month(path: Path, now: datetime, *, but: str | None = None) -> float:
-    """Return the ε of all jobs in the calendar month of `now`: the most that a job's lines of this month say.
-
-    A job's lines say what it has spent since it began, so one that spans two months counts wholly in both. `but` leaves
-    one job out: the one that is about to go on. What left without noise has no ε and is not in this figure.
-    """
-    if now.tzinfo is None:
-        raise ValueError(f"now={now}: a month begins at different moments in different places, so give a time zone")
-    spent: dict[str, float] = {}
-    for _, line in _whole_lines(path) if path.exists() else ():
-        when = datetime.fromisoformat(line["time"]).astimezone(now.tzinfo)
-        if "epsilon" in line and line["job"] != but and (when.year, when.month) == (now.year, now.month):
-            spent[line["job"]] = max(spent.get(line["job"], 0.0), line["epsilon"])
-    return math.fsum(spent.values())
 
 
 def lines(path: Path) -> Iterator[AuditLine]:

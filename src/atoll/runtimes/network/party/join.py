@@ -6,15 +6,14 @@ Nothing here imports what trains: a party that waits is small.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -27,7 +26,7 @@ from atoll.core.tree import Array, Tree, nest
 from atoll.core.wire import ClientSide, Member, Setting
 from atoll.core.world import World
 from atoll.crypto.keys import KEY, Identity, Refused
-from atoll.programs.evaluate import HIDDEN_LOCAL
+from atoll.programs.evaluate import HIDDEN_LOCAL, LOCAL
 from atoll.runtimes.local.pool import ProcessPool
 from atoll.runtimes.local.process import Subprocess, TooLong
 from atoll.runtimes.local.worker import Chunk, PartyFailed
@@ -45,7 +44,9 @@ from atoll.runtimes.network.messages.envelope import (
 )
 from atoll.runtimes.network.messages.payload import Header, Payload, header_of
 from atoll.runtimes.network.messages.trees import read_tree
-from atoll.runtimes.network.party.audit import AuditLine, AuditLog, contributed, spent_this_month
+from atoll.runtimes.network.party.answers import LastAnswers
+from atoll.runtimes.network.party.audit import AuditLog, phase_of
+from atoll.runtimes.network.party.budget import JobBudget, account_of, carry_over
 from atoll.runtimes.network.party.memory import OwnMemory
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment, Session
@@ -120,6 +121,8 @@ def join(
         )
     folder, times = Path(folder), times or Times()
     with calling(address, credentials, folder, times, policy) as (transport, audit):
+        account = account_of(policy, folder)
+        carry_over(audit, account)
         while True:
             with Subprocess() as child:
                 held = child.do(_summary, policy.data, within=PATIENCE)
@@ -128,11 +131,12 @@ def join(
                 session = Session(policy, welcome.job, welcome.number, parties_of(welcome), welcome.classes, world)
                 work = partial(child.do, _assess, session, server, address, within=PATIENCE)
                 assessed = alive(work, partial(transport.hello, hello), times.silence / 3)
-            check_now(policy, audit, welcome, assessed.manifest)
+            budget = JobBudget(account, policy, assessed, welcome.manifest.hex())
             say(assessed.words)
+            check_now(budget, assessed.manifest)
             sides = sides_of(policy, welcome, assessed, credentials, name, folder, session)
             audit.append("joined", server=address, job=welcome.manifest.hex())
-            party = Party(transport, hello, welcome, session, assessed, sides, folder, audit, times, say)
+            party = Party(transport, hello, welcome, session, budget, sides, folder, audit, times, say)
             try:
                 return party.take_part(stop)
             except Changed as reason:
@@ -197,11 +201,9 @@ def welcomed(transport: PartyTransport, hello: bytes) -> Welcome:
     return welcome
 
 
-def check_now(policy: Policy, audit: AuditLog, welcome: Welcome, manifest: Manifest) -> None:
-    """Refuse a job that the policy forbids at this moment, after what other jobs have spent this month."""
-    now = datetime.now().astimezone()
-    spent = spent_this_month(audit.path, now, but=welcome.manifest.hex())
-    policy.check(manifest, now=now, spent=spent)
+def check_now(budget: JobBudget, manifest: Manifest) -> None:
+    """Refuse a job that the policy forbids at this moment, after what the data set has given to others."""
+    budget.policy.check(manifest, now=datetime.now().astimezone(), before=budget.before())
 
 
 def parties_of(welcome: Welcome) -> int:
@@ -313,16 +315,16 @@ class Party:
 
     def __init__(
         self, transport: PartyTransport, hello: bytes, welcome: Welcome, session: Session | RoleSession,
-        assessed: Assessment, sides: Mapping[str, ClientSide], folder: Path, audit: AuditLog, times: Times,
+        budget: JobBudget, sides: Mapping[str, ClientSide], folder: Path, audit: AuditLog, times: Times,
         say: Callable[[str], None],
         role: RoleAnswers | None = None,
     ) -> None:  # fmt: skip
         self._role = role
         self._transport, self._hello, self._welcome, self._session = transport, hello, welcome, session
-        self._assessed, self._sides, self._policy, self._audit = assessed, sides, session.policy, audit
+        self._budget, self._sides, self._policy, self._audit = budget, sides, session.policy, audit
         self._times, self._say = times, say
         self._job = welcome.manifest.hex()
-        self._given, self._moved = answers_given(audit.path, self._job), bytes_moved(audit.path, self._job)
+        self._last = LastAnswers(folder / "answers" / self._job)
         self._pool: ProcessPool | None = None
         self._until = 0.0  # when the answer is due
         self._used = -1  # the last ask whose answer was used, as the question says
@@ -390,12 +392,11 @@ class Party:
 
     def _move(self, size: int) -> None:
         """Count bytes of questions and answers, also of those that come or go again; refuse one too many."""
-        self._moved += size
-        most = self._policy.max_bytes
-        if most is not None and self._moved > most:
+        moved, most = self._budget.moved(size), self._policy.max_bytes
+        if most is not None and moved > most:
             raise NotAllowed(
-                f"{self._policy.name}: max_bytes = {most:,}, and with this the job moves {self._moved:,}: "
-                "raise it to continue"
+                f"{self._policy.name}: max_bytes = {most:,}, and with this all jobs on {self._policy.dataset_name} "
+                f"have moved {moved:,}: raise it to continue"
             )
 
     def _answer(self, head: QuestionHead, payload: Payload) -> tuple[AnswerHead, bytes]:
@@ -403,7 +404,7 @@ class Party:
         began, self._until = time.perf_counter(), time.monotonic() + IN_TIME * head.seconds
         code, doing = "", f"the answer to {head.what!r}" if self._role else "training"
         try:
-            text, why = write_answer(self._asked(head.what), self._work(head, payload)), ""
+            text, why = self._work(head, payload), ""
         except (Declined, Fault) as reason:
             text, why, code = b"", str(reason)[:500], reason.code
         except TooLong:
@@ -419,21 +420,21 @@ class Party:
         question, brought = head.number, payload.header.size
         if why:
             self._audit.append(
-                "declined", job=self._job, question=question, asked=head.what, brought=brought, why=why
+                "declined", job=self._job, question=question, asked=head.what, brought=brought, why=why,
+                dataset=self._budget.account.name,
             )  # fmt: skip
         else:
             contributes = self._asked(head.what).contributes
-            self._given[_phase(head.what)] += contributes
-            counted, spends = self._assessed.counted(self._given), self._assessed.spent
-            spent = spends[counted - 1] if contributes and spends else None
+            spent = self._budget.epsilon() if contributes else inf
             self._audit.left(
                 job=self._job, question=question, asked=head.what, brought=brought, size=header.size,
-                digest=header.sha256.hex(), epsilon=spent, contributes=contributes,
+                digest=header.sha256.hex(), epsilon=spent if spent < inf else None, contributes=contributes,
+                dataset=self._budget.account.name,
             )  # fmt: skip
         seconds = time.perf_counter() - began
         return AnswerHead(head.run, head.number, header.size, header.sha256, seconds, why, code), text
 
-    def _work(self, head: QuestionHead, payload: Payload) -> Tree:
+    def _work(self, head: QuestionHead, payload: Payload) -> bytes:
         asked, now = self._asked(head.what), datetime.now().astimezone()
         layout = asked.asks
         if not self._policy.open_at(now):
@@ -443,32 +444,40 @@ class Party:
         if size > most:  # too long to be read into memory
             raise Declined(f"a question of {size:,} bytes: {head.what!r} has at most {most:,} in this job")
         with payload:
-            question = read_tree(payload.body.read(), most, schema=layout)
-        if asked.contributes:
-            monthly = self._policy.max_epsilon_month is not None
-            others = spent_this_month(self._audit.path, now, but=self._job) if monthly else 0.0
-            within_policy(self._policy, self._assessed, self._given + Counter([_phase(head.what)]), others)
+            body = payload.body.read()
+        question = read_tree(body, most, schema=layout)
         self._used = head.used
-        return alive(partial(self._reply, head, question), self._greet, self._times.silence / 3)
+        work = partial(self._reply, head, question)
+        if self._role is not None or phase_of(head.what) in self._sides:
+            return write_answer(asked, alive(work, self._greet, self._times.silence / 3))
+        key = b"%d %s" % (head.used, body)
+        kept = self._last.recall(head.what, key)
+        if kept is None:
+            kept = write_answer(asked, alive(work, self._greet, self._times.silence / 3))
+            self._last.remember(head.what, key, kept)
+        return kept
 
     def _asked(self, what: str) -> Question:
         """Look up what may be asked."""
         if self._role is not None:
             return self._role.question(what)
-        if what not in self._assessed.questions:
+        if what not in self._budget.assessed.questions:
             raise Declined(f"{what!r} is no question of this job")
-        return self._assessed.questions[what]
+        return self._budget.assessed.questions[what]
 
     def _reply(self, head: QuestionHead, question: Tree) -> Tree:
-        if self._role is not None:
-            return self._role.answer(head.what, question, self._until)
+        if (role := self._role) is not None:
+            if not role.question(head.what).contributes:
+                return role.answer(head.what, question, self._until)
+            return self._booked(head.what, lambda: role.answer(head.what, question, self._until))
         phase, _, step = head.what.partition("/")
         if phase not in self._sides:
-            return nest(self._train(head.what, question))
+            return nest(self._booked(head.what, lambda: self._train(head.what, question)))
         from atoll.crypto.keys import Abort
 
         def vector(asked: Tree) -> Array:
-            found = self._train(f"{phase}/contribute", asked)
+            what = f"{phase}/contribute"
+            found = self._booked(what, lambda: self._train(what, asked))
             if not found["finite"].all():
                 raise Declined("the numbers of this party are not finite")
             return found["vector"][0]
@@ -477,6 +486,14 @@ class Party:
             return self._sides[phase].answer(step, question, vector)
         except Abort as reason:
             raise Declined(str(reason)) from None
+
+    def _booked(self, what: str, work: Callable[[], T]) -> T:
+        """Work out something new of this party's data, within its budget; it is booked before any of it leaves."""
+        phase, evaluates = phase_of(what), what == LOCAL or what.startswith(HIDDEN_LOCAL)
+        self._budget.allow(phase, evaluates)
+        found = work()
+        self._budget.book(phase, evaluates)
+        return found
 
     def _train(self, what: str, question: Tree) -> dict[str, Array]:
         """Answer in the child process, which is started when it is first needed and stays warm.
@@ -496,56 +513,6 @@ class Party:
         if answer.memory:
             self._memory.remember(t, answer.memory)
         return {name: np.array(leaf) for name, leaf in answer.each.items()}
-
-
-def answers_given(path: Path, job: str) -> Counter[str]:
-    """Count, by phase, the answers with its vector that a party has given to a job, also before it was started again.
-
-    By their bytes: what was sent twice shows nothing more, and the numbers of questions are the server's.
-    """
-    given = (line for line in _lines(path, job) if line["what"] == "left" and contributed(line))
-    return Counter(_phase(asked) for asked, _ in {(line["asked"], line["sha256"]) for line in given})
-
-
-def _phase(what: str) -> str:
-    return what.rpartition("/")[0]
-
-
-def bytes_moved(path: Path, job: str) -> int:
-    """Add up the answers of a job and the questions that they were given to."""
-    return sum(line.get("bytes", 0) + line.get("brought", 0) for line in _lines(path, job))
-
-
-def _lines(path: Path, job: str) -> list[AuditLine]:
-    lines: list[AuditLine] = [
-        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")
-    ]
-    return [line for line in lines if line.get("job") == job]
-
-
-def within_policy(policy: Policy, assessed: Assessment, given: Mapping[str, int], others: float) -> None:
-    """Refuse one answer too many. The party counts them itself: what round it is, only the server says.
-
-    `given` are answers by phase, `others` is the ε that other jobs have spent this month.
-    """
-    most, answers, counted = policy.max_rounds, sum(given.values()), assessed.counted(given)
-    if most is not None and answers > most:
-        raise NotAllowed(f"{policy.name}: max_rounds = {most}, and the server asks again: raise it to continue")
-    if counted > assessed.answers:
-        raise NotAllowed(
-            f"the server asked {answers} times, and the job has {assessed.manifest.rounds} rounds: ask its owner why"
-        )
-    limit, spent = policy.max_epsilon_job, assessed.spent
-    if limit is not None and (not spent or spent[counted - 1] > limit):
-        raise NotAllowed(
-            f"{policy.name}: max_epsilon_job = {limit:g}, and answer {answers} would spend more: raise it to continue"
-        )
-    month = policy.max_epsilon_month
-    if month is not None and (not spent or others + spent[counted - 1] > month):
-        raise NotAllowed(
-            f"{policy.name}: max_epsilon_month = {month:g}, other jobs have spent {others:g}, and with answer "
-            f"{answers} it would be more: wait for the next month, or raise it"
-        )
 
 
 def alive(work: Callable[[], T], sign: Callable[[], object], every: float) -> T:

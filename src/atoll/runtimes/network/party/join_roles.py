@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -27,6 +28,7 @@ from atoll.runtimes.local.process import Subprocess
 from atoll.runtimes.local.worker import Chunk, ChunkResult
 from atoll.runtimes.network.messages.calls import Times, Unreachable
 from atoll.runtimes.network.messages.envelope import Hello, Welcome
+from atoll.runtimes.network.party.budget import JobBudget, account_of, carry_over
 from atoll.runtimes.network.party.join import (
     PATIENCE,
     Changed,
@@ -41,6 +43,7 @@ from atoll.runtimes.network.party.join import (
 )
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment
+from atoll.runtimes.network.party.spending import UNLIMITED
 from atoll.runtimes.network.server.disk import write_arrays
 from atoll.runtimes.roles.memory import RoleMemory
 from atoll.runtimes.roles.side import NO_SESSION, NoSession, Prepared, RoleContext, RoleSide
@@ -72,6 +75,8 @@ def join_roles(
 
     folder, times = Path(folder), times or Times()
     with calling(address, credentials, folder, times, policy) as (transport, audit):
+        account = account_of(policy, folder)
+        carry_over(audit, account)
         while True:
             hello = said(audit, address, Hello(name, 0, Layout({})))
             welcome = welcomed(transport, hello)
@@ -79,17 +84,15 @@ def join_roles(
             with Subprocess() as child:
                 work = partial(child.do, _consider, session, within=PATIENCE)
                 considered = alive(work, partial(transport.hello, hello), times.silence / 3)
-            check = partial(check_now, policy, audit, welcome)
-            check(considered.manifest)
+            budget = JobBudget(account, policy, _assessed(considered), welcome.manifest.hex())
+            check = partial(check_now, budget)
             say(considered.words)
+            check(considered.manifest)
             context = _context(policy, welcome, considered, credentials)
             audit.append("joined", server=address, job=welcome.manifest.hex(), role=considered.role)
             memory = RoleMemory(folder / "memory" / _run_name(welcome), policy.max_memory)
-            # Rounds are counted from the answers of a role, of which a round may take several.
-            assessed = Assessment(considered.manifest, considered.words, {}, (), {}, considered.answers)
-            counted = replace(session, policy=replace(policy, max_rounds=None))
             with closing(RoleDesk(session, context, memory, check, folder, partial(transport.hurry, 30.0))) as desk:
-                party = Party(transport, hello, welcome, counted, assessed, {}, folder, audit, times, say, desk)
+                party = Party(transport, hello, welcome, session, budget, {}, folder, audit, times, say, desk)
                 try:
                     return party.take_part(stop or threading.Event())
                 except Changed as reason:
@@ -104,6 +107,14 @@ def _consider(session: RoleSession) -> Considered:
     from atoll.runtimes.network.party.roles import consider
 
     return consider(session)
+
+
+def _assessed(considered: Considered) -> Assessment:
+    """What a role gives has no noise; a round may take several answers of it."""
+    plan = Counter({UNLIMITED: considered.answers})
+    return Assessment(
+        considered.manifest, considered.words, {}, {}, considered.answers, plan=plan, a_round=considered.a_round
+    )
 
 
 def _run_name(welcome: Welcome) -> str:

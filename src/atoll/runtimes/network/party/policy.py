@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, time
+from hashlib import sha256
 from math import inf, isnan
 from pathlib import Path
-from typing import Self, get_args
+from typing import NamedTuple, Self, get_args
 
 from atoll.core.errors import AtollError, nearest
 from atoll.core.question import Exposure
@@ -21,6 +23,7 @@ ANY = "any"
 _WORD = 200
 REQUIRE = ("secure_sum", "noise")
 SERVERS = ("", "semi-honest", "sparse", "malicious")  # from which a hidden sum protects, the strongest last
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
@@ -50,7 +53,7 @@ class Manifest:
     combine: str
     exposure: Exposure = "plain"  # in which form a vector of this party leaves it
     noise: tuple[Event, ...] = ()
-    epsilon: float | None = None  # of one party over the whole job; None: nothing is promised
+    epsilon: float | None = None  # of this party over the whole job, at its own δ; None: nothing is promised
     length: float | None = None  # no vector of this party is longer; None: nothing is promised
     up: int = 0  # bytes a round
     down: int = 0
@@ -62,6 +65,9 @@ class Manifest:
     fixed: bool = True  # so many; else at most, as the method decides while it runs
     against: str = ""  # one of SERVERS; a sparse graph protects from one that lies after the keys are out
     batch: int = 0  # parties that are in a sum together or not at all; 0: none
+    evaluations: int = 0  # at most, on this party's own test data
+    examples: int = 0  # that this party trains on
+    job: str = ""  # the hash of its text
 
     def __post_init__(self) -> None:
         for name, least in (("parameters", 0), ("rounds", 1), ("cohort", 1), ("up", 0), ("down", 0)):
@@ -75,7 +81,7 @@ class Manifest:
         if self.against not in SERVERS:
             raise ValueError(f"against={self.against!r}: a manifest says one of {SERVERS}")
         # These words come from a peer and are shown in sentences.
-        words = (self.server, self.method, self.model, self.combine, self.address, self.role)
+        words = (self.server, self.method, self.model, self.combine, self.address, self.role, self.job)
         for word in (*words, *self.metrics, *self.partners):
             if not (isinstance(word, str) and len(word) <= _WORD and word.isprintable()):
                 raise ValueError(
@@ -114,6 +120,22 @@ class Manifest:
         return not self.hidden and not any(e.where == "local" and e.multiplier > 0 for e in self.noise)
 
 
+class Before(NamedTuple):
+    """What this party's data set has given to other jobs; and its ε of this month and of ever with a job in it, whole.
+
+    None: that of the job alone.
+    """
+
+    rounds: int = 0
+    evaluations: int = 0
+    bytes: int = 0
+    month: float | None = None
+    ever: float | None = None
+
+
+NOTHING_BEFORE = Before()
+
+
 @dataclass(frozen=True)
 class Policy:
     """A party's limits. Without a file: nothing leaves that the server could read as it is; all else is free."""
@@ -131,12 +153,18 @@ class Policy:
     max_norm: float | None = None  # this party shortens every vector to it, whatever the job says
     allow_metrics: bool = False  # the server may learn how well a model does on this party's own test data
     roster: str | None = None  # the file of the others' keys, from elsewhere than the server; secure sums need it
+    delta: float = 1e-5  # at which this party computes every ε, whatever a job says
+    max_epsilon: float | None = None  # of the data set, over all jobs
     max_epsilon_job: float | None = None
-    max_epsilon_month: float | None = None
+    max_epsilon_month: float | None = None  # of the data set, over all jobs
+    dataset: str | None = None  # the name that limits belong to; None: by the digest of `data`
+    accounts: str | None = None  # the folder of what data sets have given; None: "accounts", beside the party's folder
+    jobs: tuple[str, ...] | None = None  # hashes of the job texts that this party agrees to; None: any within limits
     roles: tuple[str, ...] | None = None  # that this party plays; None: any
     partners: tuple[str, ...] | None = None  # names that may play the other roles; None: any of this party's roster
-    max_bytes: int | None = None  # of a job, both ways
-    max_rounds: int | None = None
+    max_bytes: int | None = None  # of the data set, over all jobs, both ways
+    max_rounds: int | None = None  # of the data set, over all jobs
+    max_evaluations: int | None = None  # of the data set, over all jobs
     max_parameters: int = 100_000_000
     max_memory: int = 10_000_000_000  # bytes that a method may keep at this party
     hours: str | None = None  # "22:00-06:00", of the clock on the wall
@@ -146,8 +174,9 @@ class Policy:
     name: str = "the policy"  # where it was read from
 
     def __post_init__(self) -> None:
-        numbers = dict.fromkeys(("max_epsilon_job", "max_epsilon_month", "min_noise", "max_norm"), "finite")
-        counts = dict.fromkeys(("max_bytes", "max_rounds", "max_parameters", "max_memory"), "whole")
+        epsilons = ("max_epsilon", "max_epsilon_job", "max_epsilon_month")
+        numbers = dict.fromkeys((*epsilons, "min_noise", "max_norm"), "finite")
+        counts = dict.fromkeys(("max_bytes", "max_rounds", "max_evaluations", "max_parameters", "max_memory"), "whole")
         for key, kind in {**numbers, **counts}.items():
             value, right = getattr(self, key), _whole if kind == "whole" else _number
             if value is not None and not (right(value) and 0 < value < inf):
@@ -165,6 +194,13 @@ class Policy:
         if self.hours is not None:
             _window(self.hours)
         _check_parts(self.parts)
+        self._check_account()
+
+    def _check_account(self) -> None:
+        if not (_number(self.delta) and 0 < self.delta < 1):
+            raise BadPolicy(f"delta={self.delta!r}: a number above 0 and below 1, at most 1/examples of this party")
+        if self.dataset is not None and not _NAME.fullmatch(self.dataset):
+            raise BadPolicy(f'dataset={self.dataset!r}: a name of letters, digits, - and _, up to 100, as in "wards"')
 
     def open_at(self, now: datetime) -> bool:
         """Whether this moment is within the hours: from the first minute on, until before the second."""
@@ -174,18 +210,27 @@ class Policy:
         at = now.time()
         return start <= at < end if start < end else at >= start or at < end
 
-    def check(self, manifest: Manifest, *, now: datetime, spent: float) -> None:
-        """Raise NotAllowed with the first objection. `spent` is the ε that other jobs have spent this month."""
-        for objection in self.objections(manifest, now=now, spent=spent):
+    @property
+    def dataset_name(self) -> str:
+        """The name of the data set that limits belong to."""
+        recipe = json.dumps(self.data, sort_keys=True, default=str)
+        return self.dataset or f"data-{sha256(recipe.encode()).hexdigest()[:16]}"
+
+    def check(self, manifest: Manifest, *, now: datetime, before: Before = NOTHING_BEFORE) -> None:
+        """Raise NotAllowed with the first objection. `before` is what the data set has given to other jobs."""
+        for objection in self.objections(manifest, now=now, before=before):
             raise NotAllowed(objection)
 
-    def objections(self, manifest: Manifest, *, now: datetime, spent: float) -> Iterator[str]:
+    def objections(self, manifest: Manifest, *, now: datetime, before: Before = NOTHING_BEFORE) -> Iterator[str]:
         """Say all that this policy has against a job, a sentence each."""
         yield from self._who(manifest)
         yield from self._protection(manifest)
         yield from self._sums(manifest)
-        yield from self._epsilon(manifest, spent)
-        yield from self._limits(manifest, now)
+        yield from self._epsilon(manifest, before)
+        yield from self._limits(manifest, before)
+        if not self.open_at(now):
+            fact = f"it is {now:%H:%M}, and this party takes part at {self.hours}"
+            yield self._says("hours", fact, "join again then")
 
     def _who(self, job: Manifest) -> Iterator[str]:
         # Of a whole line the key counts: its second word.
@@ -194,6 +239,9 @@ class Policy:
             yield self._says("servers", f"{job.server or job.address} is not among those allowed", "add its key")
         if self.methods is not None and job.method not in self.methods:
             yield self._says("methods", f"{job.method} is not among those allowed", "add it")
+        if self.jobs is not None and job.job not in self.jobs:
+            fact = f"this party has not agreed to the job {job.job}"
+            yield self._says("jobs", fact, "read what it does, then add its hash")
         if self.models is not None and job.model not in self.models:
             yield self._says("models", f"the schema {job.model} is not among those allowed", "add its hash")
         if self.roles is not None and job.role and job.role not in self.roles:
@@ -241,36 +289,48 @@ class Policy:
             remedy = f'ask for secure_sum and select = {{ use = "batches", size = {self.whole_batches} }}'
             yield self._says("whole_batches", fact, remedy)
 
-    def _epsilon(self, job: Manifest, spent: float) -> Iterator[str]:
-        if not _number(spent) or spent < 0:
-            raise ValueError(f"spent={spent!r}: what was spent is a number from 0")
-        most, month = self.max_epsilon_job, self.max_epsilon_month
-        epsilon = inf if job.epsilon is None else job.epsilon
-        said = f"this job has ε = {epsilon:g}" if epsilon < inf else "this job has no bound on ε"
-        remedy = "ask for fewer rounds or more noise"
-        if most is not None and epsilon > most:
-            yield self._says("max_epsilon_job", f"{said}, and {most:g} is the limit", remedy)
-        if month is not None and spent + epsilon > month:
-            fact = f"{spent:g} was spent this month, {said}, and {month:g} is the limit"
-            yield self._says("max_epsilon_month", fact, f"wait for the next month, or {remedy}")
+    def _epsilon(self, job: Manifest, before: Before) -> Iterator[str]:
+        if job.epsilon is not None and self.delta * job.examples > 1:
+            fact = (
+                f"{self.delta:g} is above one over the {job.examples:,} examples of this party, which may be published"
+            )
+            yield self._says("delta", fact, f"say delta = {0.1 / job.examples:.1g}, or less")
+        alone = inf if job.epsilon is None else job.epsilon
+        month, ever = (alone if one is None else one for one in (before.month, before.ever))
+        remedy = "ask for fewer rounds or more noise of the parties"
+        for key, epsilon, limit, whose in (
+            ("max_epsilon_job", alone, self.max_epsilon_job, "this job"),
+            ("max_epsilon_month", month, self.max_epsilon_month, f"with it, this month's jobs on {self.dataset_name}"),
+            ("max_epsilon", ever, self.max_epsilon, f"with it, all jobs on {self.dataset_name}"),
+        ):
+            if limit is not None and not epsilon <= limit:
+                told = f"ε = {epsilon:.4g}" if epsilon < inf else "no bound on ε"
+                fact = f"{whose} would spend {told} at δ = {self.delta:g}, and {limit:g} is the limit"
+                yield self._says(key, fact, remedy)
 
-    def _limits(self, job: Manifest, now: datetime) -> Iterator[str]:
+    def _limits(self, job: Manifest, before: Before) -> Iterator[str]:
         if job.parameters > self.max_parameters:
             fact = f"the model has {job.parameters:,} parameters, and {self.max_parameters:,} is the limit"
             yield self._says("max_parameters", fact, "ask for a smaller model")
-        if self.max_bytes is not None and job.bytes > self.max_bytes:
-            fact = f"the job moves up to {job.bytes:,} bytes, and {self.max_bytes:,} is the limit"
-            yield self._says("max_bytes", fact, "ask for fewer rounds or a smaller model")
+        if self.max_bytes is not None and job.bytes + before.bytes > self.max_bytes:
+            fact = f"the job moves up to {job.bytes:,} bytes{_more(before.bytes)}, and {self.max_bytes:,} is the limit"
+            yield self._says("max_bytes", fact, "ask for fewer rounds or a smaller model, or raise it")
         asks = job.rounds if job.asks is None else job.asks
-        if self.max_rounds is not None and asks > self.max_rounds:
+        if self.max_rounds is not None and asks + before.rounds > self.max_rounds:
             told = f", which ask a party {asks:,} times" if asks != job.rounds else ""
             if not job.fixed:
                 told = f", the method decides as it runs how often they ask, here up to {asks:,} times"
-            fact = f"the job has {job.rounds:,} rounds{told}, and {self.max_rounds:,} is the limit"
-            yield self._says("max_rounds", fact, "ask for fewer rounds")
-        if not self.open_at(now):
-            fact = f"it is {now:%H:%M}, and this party takes part at {self.hours}"
-            yield self._says("hours", fact, "join again then")
+            fact = (
+                f"the job has {job.rounds:,} rounds{told}{_more(before.rounds)}, and {self.max_rounds:,} is the limit"
+            )
+            yield self._says("max_rounds", fact, "ask for fewer rounds, or raise it")
+        most = self.max_evaluations
+        if most is not None and job.evaluations + before.evaluations > most:
+            fact = f"the job evaluates {job.evaluations:,} times on this party's own test data"
+            more = _more(before.evaluations)
+            yield self._says(
+                "max_evaluations", f"{fact}{more}, and {most:,} is the limit", "ask for a larger eval_every"
+            )
 
     def _says(self, key: str, fact: str, remedy: str) -> str:
         return f"{key}: {fact}; {remedy} (see {self.name})"
@@ -303,7 +363,7 @@ class Policy:
 
 def _value(key: str, value: object) -> object:
     """Turn what TOML has into what the field holds; what is left to check, the policy checks itself."""
-    if key in ("servers", "methods", "models", "roles", "partners"):
+    if key in ("servers", "methods", "models", "roles", "partners", "jobs"):
         if value == ANY:
             return None
         if not isinstance(value, list) or not all(isinstance(v, str) and v and v != ANY for v in value):
@@ -314,7 +374,8 @@ def _value(key: str, value: object) -> object:
         if not isinstance(wishes, list) or not all(isinstance(v, str) for v in wishes):
             raise BadPolicy(f"require={value!r}: {' or '.join(REQUIRE)}, or a list of both")
         return tuple(v for v in wishes if v != "nothing")
-    example = {"hours": "22:00-06:00", "roster": "roster"}.get(key)
+    examples = {"hours": "22:00-06:00", "roster": "roster", "dataset": "wards", "accounts": "accounts"}
+    example = examples.get(key)
     if example and not isinstance(value, str):
         raise BadPolicy(f'{key}={value!r}: a text, as in "{example}"')
     if key == "parts" and not isinstance(value, dict):
@@ -340,6 +401,10 @@ def _window(hours: str) -> tuple[time, time]:
     if (a, b) == (c, d):
         raise BadPolicy(f"hours={hours!r}: this is no time at all or all the time; leave hours out for the latter")
     return time(a, b), time(c, d)
+
+
+def _more(before: int) -> str:
+    return f", other jobs on this data have taken {before:,}" if before else ""
 
 
 def _whole(value: object) -> bool:

@@ -64,6 +64,7 @@ class Considered(NamedTuple):
     words: str
     questions: dict[str, Question]  # to this role, as declared
     answers: int  # with something of its data, at most
+    a_round: int  # such answers of one round
 
 
 def role_of(session: RoleSession) -> tuple[RoleJob, str]:
@@ -90,17 +91,16 @@ def consider(session: RoleSession) -> Considered:
     travels = [on_wire(question, axis=True) for question in questions.values()]
     contributing = [question for question in questions.values() if question.contributes]
     exposures: list[Exposure] = ["nothing", *(question.exposure for question in contributing)]
-    most = session.policy.max_rounds
     manifest = Manifest(
         server=session.server, method=name_of(job.program), model="", parameters=0, rounds=job.rounds,
         cohort=len(job.roles), combine=name_of(job.program), exposure=max(exposures, key=get_args(Exposure).index),
         up=sum(q.answers.max_bytes * q.times for q in travels), address=session.address, role=role,
+        job=agreement_of(session.job).hex(),
         partners=tuple(name for other, name in job.roles.items() if other != role),
     )  # fmt: skip
-    rounds = OFTEN * (job.rounds + SPARE)
-    rounds = rounds if most is None else min(rounds, most)
+    each = sum(question.times for question in contributing)
     return Considered(
         role, dict(job.roles), job.rounds, summary, manifest,
         explain_roles(job, known, role, world=session.world(job.seed)), questions,
-        rounds * sum(question.times for question in contributing),
+        OFTEN * (job.rounds + SPARE) * each, max(each, 1),
     )  # fmt: skip

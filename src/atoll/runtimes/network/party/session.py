@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.core.question import Layout, Question
 from atoll.core.wire import Combine, Wire
 from atoll.core.world import World
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.party.policy import Manifest, Policy
+from atoll.runtimes.network.party.spending import Cost
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,19 @@ class Assessment:
     manifest: Manifest
     words: str
     questions: Mapping[str, Question]  # what may be asked
-    spent: tuple[float, ...]  # ε after so many answers; empty where nothing is promised
     conversations: Mapping[str, tuple[Combine, Wire]]  # by phase: sums that take more than one answer
-    answers: int  # at most
+    answers: int  # at most, of all phases together
+    planned: Mapping[str, int] = field(default_factory=dict)  # by phase; without, only their total is limited
+    costs: Mapping[str, Cost] = field(default_factory=dict)  # of an answer, by phase; nothing bounds that of others
+    plan: Counter[Cost] = field(default_factory=Counter)  # of the whole job, with all that it allows
+    evaluations: int = 0  # on this party's own test data, at most
+    a_round: int = 1  # answers of a round, as a policy counts rounds
     batches: tuple[tuple[int, ...], ...] = ()  # that cohorts are made of, as the job cuts them
-    cycle: int = 1  # answers of a round; 0 where the method decides as it runs
 
-    def counted(self, given: Mapping[str, int]) -> int:
-        """Return for how many answers a party accounts that has given these, by phase.
+    def allows(self, given: Counter[str]) -> bool:
+        """Tell whether the job has so many answers, by phase.
 
-        Of every phase as many as of the one that was asked most: a server may leave out those with more noise.
+        A phase beyond its plan uses up what the job has over: a server may leave out those with more noise.
         """
-        return max(sum(given.values()), self.cycle * max(given.values(), default=0))
+        over = (given - Counter(self.planned)).total() if self.planned else given.total()
+        return over <= self.answers - sum(self.planned.values())

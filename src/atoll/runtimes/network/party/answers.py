@@ -1,0 +1,44 @@
+"""The last answer to each question of a job, on the party's disk: asked the same again, the same bytes leave."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+from atoll.core.disk import replace_file
+from atoll.core.errors import Unwritable
+
+
+class LastAnswers:
+    """Answers of one job that may be asked for again, after a restart of either side.
+
+    The same bytes say nothing more than they said, so that they cost no budget. What a power cut takes is worked out
+    anew, and counts.
+
+    Args:
+        folder: where they are, for this job alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def recall(self, what: str, asked: bytes) -> bytes | None:
+        """Return the last answer to this question, if it was asked with the same bytes."""
+        try:
+            kept = self._path(what).read_bytes()
+        except OSError:
+            return None
+        return kept[32:] if kept[:32] == sha256(asked).digest() else None
+
+    def remember(self, what: str, asked: bytes, answer: bytes) -> None:
+        """Take the place of the answer before."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            replace_file(self._path(what), [sha256(asked).digest(), answer], mode=0o600, sync=False)
+        except OSError as error:
+            raise Unwritable(
+                f"cannot write to {self._folder}: {error.strerror}; free some space, then join again"
+            ) from None
+
+    def _path(self, what: str) -> Path:
+        return self._folder / sha256(what.encode()).hexdigest()[:16]
