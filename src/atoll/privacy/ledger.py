@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import hypot
 
@@ -17,7 +17,7 @@ from atoll.privacy.events import SamplingKind, Spend, Unit
 
 _USEFUL = 20.0  # ε
 _DELTA = 1e-5  # by default: among few units the rule for many would permit almost everything
-_SIZES = 24  # of parties that are looked at to find the one that spends most
+_SIZES = 64  # of parties, beyond which neighbouring ones are taken together, each figure the worse of theirs
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,19 @@ class Ledger:
 
 def ledger_of(
     noise: Mapping[str, tuple[Event, ...]], select: Select, method: Method, sizes: Array, *, steady: bool, rounds: int,
-    deltas: Mapping[str, float], extra: int = 0,
+    deltas: Mapping[str, float], extra: int = 0, seen: bool = False,
 ) -> Ledger | None:  # fmt: skip
     """Open the accounts of a job; None where no noise is added.
 
     `noise` is what is added in each phase. The sampling is read from the select that does it. `steady`: everybody is
     always online, so that a sample of fixed size is drawn from all. `deltas` are those that a budget asks for, by unit.
-    `extra` answers are allowed beside those of the rounds.
+    `extra` answers are allowed beside those of the rounds. `seen`: parties see who takes part, as those of a hidden sum
+    do, so that no sampling hides anybody.
     """
     accounts, server = [], None
     for k, where in enumerate(_places(noise, method)):
         spends = {phase: _of_parties(events[k], select, len(sizes), steady) for phase, events in noise.items()}
+        spends = {phase: _unsampled(spend) for phase, spend in spends.items()} if seen else spends
         account = _of_phases(spends, method, _delta("party", len(sizes), deltas))
         accounts.append(account)
         if where == "distributed" and account.spend.rate < 1:
@@ -201,11 +203,24 @@ def _of_examples(method: Method, sizes: Array, rounds: int, deltas: Mapping[str,
     multiplier = method.example_dp.multiplier
     if not multiplier > 0:
         raise Mismatch("private training with multiplier 0 adds no noise and protects nothing: leave `private` out")
-    some = np.unique(sizes[sizes > 0])
-    shown = some[np.unique(np.linspace(0, len(some) - 1, min(len(some), _SIZES)).astype(int))]
     delta = _delta("example", max(int(sizes.sum()), 2), deltas)
-    spends = [example_spend(method, n) for n in shown.tolist()]
-    return max(spends, key=lambda spend: Account(spend, delta).epsilon(rounds))
+    return max(_of_sizes(method, sizes), key=lambda spend: Account(spend, delta).epsilon(rounds))
+
+
+def _of_sizes(method: Method, sizes: Array) -> Iterator[Spend]:
+    """Yield spends of which one is at least that of each party.
+
+    Of parties with as many steps the smallest spends most, since it samples at the highest rate. Where there are very
+    many, those next to each other count as one with the highest rate and the most steps of them.
+    """
+    smallest = dict[int, Spend]()
+    for n in np.unique(sizes[sizes > 0]).tolist():
+        spend = example_spend(method, n)
+        smallest.setdefault(spend.times, spend)
+    steps = sorted(smallest)
+    for some in np.array_split(steps, min(len(steps), _SIZES)):
+        worst = max((smallest[k] for k in some.tolist()), key=lambda spend: spend.rate)
+        yield replace(worst, times=int(some[-1]))
 
 
 def example_spend(method: Method, n: int) -> Spend:

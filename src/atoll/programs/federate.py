@@ -235,6 +235,7 @@ class _Run(NamedTuple):
     begun: State  # as it was when the round began
     in_vain: int = 0  # asks in a row that had too few answers
     unseen: bool = False  # whether the model is still to be evaluated
+    drawn: Cohort | None = None  # by a private draw, for the ask that is next or under way
 
 
 def _declared(shown: Layout, phase: Phase) -> Layout:
@@ -276,8 +277,14 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
         pick = Pick(_there(missing, population))
     elif phase.same_cohort and run.cohort is not None:
         pick = Pick(_there(run.cohort, population))
+    elif run.drawn is not None:
+        pick = Pick(_there(run.drawn, population))
     else:
         pick = plan.select.pick(t, population, history, run.select, world)
+        if world.secret and plan.select.sampling(len(plan.sizes)).kind == "poisson":
+            # A server that fails now must not draw again: who is drawn twice takes part more often than is accounted.
+            await checkpoint(_memory(run._replace(drawn=pick.cohort)))
+    run = run._replace(drawn=None)
     spent = plan.spent(t + 1) if plan.spent else {}
     if not len(pick.cohort):
         await note("empty", round=history.rounds + 1, **spent)
@@ -447,6 +454,7 @@ def _memory(run: _Run) -> Tree:
         "channel": channels or None,
         "select": dict(run.select) or None,
         "used": None if run.used is None else _written(run.used),
+        "drawn": run.drawn,
     }
     kept = {name: value for name, value in some.items() if value is not None}
     counts = {"t": history.t, "rounds": history.rounds, "elapsed": history.elapsed}
@@ -477,5 +485,5 @@ def _restored(plan: Federate, memory: Tree) -> _Run:
         used[np.asarray(memory["used"]["parties"])] = memory["used"]["t"]
     return _Run(
         memory["state"], history, channels, memory.get("select", {}), used, memory.get("cohort"),
-        memory.get("begun", memory["state"]), unseen="unseen" in memory,
+        memory.get("begun", memory["state"]), unseen="unseen" in memory, drawn=memory.get("drawn"),
     )  # fmt: skip

@@ -14,11 +14,15 @@ from atoll.core.tree import Tree
 from atoll.core.world import World
 
 
-def _choose(m: int, t: int, population: Population, world: World) -> Pick:
-    chosen = world.public_rng("select", t).choice(
-        len(population), min(m, len(population)), replace=False, shuffle=False
-    )
+def _choose(m: int, coins: np.random.Generator, population: Population) -> Pick:
+    chosen = coins.choice(len(population), min(m, len(population)), replace=False, shuffle=False)
     return Pick(_named(np.sort(chosen), population))
+
+
+def _coins(world: World, purpose: str, t: int) -> np.random.Generator:
+    """Return coins that nobody else can toss again: an ε that is amplified by sampling needs a secret sample."""
+    source = world.private(purpose, t)
+    return np.random.default_rng(source.words(8, "uint32")) if source.secret else source.generator()
 
 
 def _named(at: Cohort, population: Population) -> Cohort:
@@ -88,7 +92,7 @@ class Uniform(Select):
         return Sampling("fixed", self.fraction)
 
     def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
-        return _choose(self.expected(len(population.sizes)), t, population, world)
+        return _choose(self.expected(len(population.sizes)), world.public_rng("select", t), population)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class Count(Select):
         return Sampling("fixed")
 
     def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
-        return _choose(self.number, t, population, world)
+        return _choose(self.number, world.public_rng("select", t), population)
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,8 @@ class RoundRobin(Select):
 class Poisson(Select):
     """Include each party independently with probability `rate`: cohorts vary in size, as accountants assume.
 
-    A round can be empty.
+    A round can be empty. Between real parties the server draws cohorts from its operating system, so that nobody can
+    compute them from the seed.
 
     Args:
         rate: probability of each party, above 0 and at most 1. Default 0.1.
@@ -181,8 +186,8 @@ class Poisson(Select):
 
     def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
         # How many heads, then who: the same distribution as a coin each, at the cost of the cohort only.
-        heads = int(world.public_rng("poisson", t).binomial(len(population), self.rate))
-        return _choose(heads, t, population, world) if heads else Pick(np.arange(0))
+        heads = int(_coins(world, "poisson", t).binomial(len(population), self.rate))
+        return _choose(heads, _coins(world, "select", t), population) if heads else Pick(np.arange(0))
 
 
 @dataclass(frozen=True)
