@@ -136,7 +136,7 @@ def test_noise_that_the_server_would_add_is_no_noise_to_a_party(tmp_path: Path) 
     found = budget(tmp_path, replace(JOB, channel=atoll.Channel(central)))
     assert set(found.assessed.costs.values()) == {UNLIMITED}
     (said,) = Policy(allow_plain=True, max_epsilon_job=99.0).objections(found.assessed.manifest, now=NOON)
-    assert said.startswith("max_epsilon_job: this job would spend no bound on ε at δ = 1e-05, and 99 is the limit")
+    assert said.startswith("max_epsilon_job: this job has no bound on ε at δ = 1e-05, and 99 is the limit")
 
 
 def test_an_answer_without_noise_counts_as_unlimited(tmp_path: Path) -> None:

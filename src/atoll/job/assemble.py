@@ -137,14 +137,16 @@ def assemble(
     bound = replace(job, method=method, channel=_telling_loss(replace(job, method=method), len(data)))
     splits = {"train": data.train}
     splits |= {n: s for n, s in (("local", data.local), ("test", data.test)) if s is not None}
-    evaluated = tuple(s for s in ("test", "local") if s in splits) if evaluation else ()
-    if len(data.train.y):  # a party has no rows of others and cannot know what their server measures; it asks no stop
-        check_stops(job.stop, evaluated, evaluation)
-        check_quorum(job, len(data))
     exchanges = {
         name: _exchange(bound, name, phase, Setting(name, world, agreement, members), len(data))
         for name, phase in method.phases.items()
     }
+    # Scores on own test data have no noise: between real parties a job with noise asks for none.
+    silent = {"local"} if _noised(bound, exchanges) and not world.watched else set[str]()
+    evaluated = tuple(s for s in ("test", "local") if s in splits.keys() - silent) if evaluation else ()
+    if len(data.train.y):  # a party has no rows of others and cannot know what their server measures; it asks no stop
+        check_stops(job.stop, evaluated, evaluation)
+        check_quorum(job, len(data))
     own = evaluation if "local" in evaluated else None
     evaluating = _evaluating(bound, own, Setting(HIDDEN_LOCAL, world, agreement, members), len(data)) if own else None
     ledger, stops = _ledger(bound, exchanges, data.train.sizes)
@@ -243,6 +245,25 @@ def _evaluating(job: Job, evaluation: Evaluation, setting: Setting, parties: int
     hidden = [combine for name in job.method.phases if (combine := job.channel.of(name).combine).hidden]
     start = Wire(Row(schema_of(evaluation).size, "float64"), Total(parties))
     return Exchange.of(start, (Digits(),), hidden[0], setting) if hidden else None
+
+
+def _noised(job: Job, exchanges: Mapping[str, Exchange]) -> bool:
+    """Tell whether a job adds noise; refuse one that lets what is not noised decide anything."""
+    if job.method.example_dp is None and not any(exchange.wire.noise for exchange in exchanges.values()):
+        return False
+    for metric in (stop.metric for stop in job.stop if stop.metric is not None):
+        if metric.startswith("local."):
+            raise Mismatch(
+                f"stop: '{metric}' comes from the parties' own test data without noise, so that the noise of this job "
+                "would promise nothing: stop by a metric of the server's test data (test.…), or after some rounds"
+            )
+    if job.method.reports.leaves:
+        told = ", ".join(leaf for leaf, _ in job.method.reports.leaves)
+        raise Mismatch(
+            f"{type(job.method).__name__} reports {told} of each party without noise, so that the noise of this job "
+            "would promise nothing: take the noise out, or use a method that reports nothing"
+        )
+    return True
 
 
 def check_stops(stops: Sequence[Stop], splits: Sequence[str], evaluation: Evaluation | None) -> None:

@@ -27,6 +27,7 @@ class Evaluate(Handler):
     method: Method
     split: str = "test"
     metrics: tuple[Metric, ...] = ()
+    step: int = 0  # sums are rounded to multiples of it; 0: told as they are
 
     @property
     def group_size(self) -> int:
@@ -34,14 +35,16 @@ class Evaluate(Handler):
         return 1 if self.split == "test" else 250
 
     def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
-        mine, told = seeing(group, group.memory.part("method/"), ""), body["broadcast"]
-        sums = dict(self.method.evaluate(told, mine))
+        mine, model = seeing(group, group.memory.part("method/"), ""), body["broadcast"]
+        sums = dict(self.method.evaluate(model, mine))
         if self.metrics:
             real = np.arange(group.rows.shape[1]) < group.size[:, None]
             y, party = group.samples.y[group.rows[real]], np.repeat(np.arange(len(group)), group.size)
-            scores = self.method.scores(told, mine)
+            scores = self.method.scores(model, mine)
             sums = {**totals(self.metrics, scores, y, party, len(group), self.method.padding), **sums}
-        return {name: np.asarray(leaf, np.float64) for name, leaf in sums.items()}, NOTHING
+        told = {name: np.asarray(leaf, np.float64) for name, leaf in sums.items()}
+        # Rounding never falls as its input grows, so that no count gets above "n".
+        return {n: np.round(x / self.step) * self.step for n, x in told.items()} if self.step else told, NOTHING
 
 
 @dataclass(frozen=True)
@@ -120,9 +123,16 @@ def total_values(total: Array, evaluation: Evaluation) -> dict[str, float]:
     return {name: float(value) for name, value in evaluation.values(sums).items()}
 
 
-def summarise(replies: Replies, evaluation: Evaluation) -> tuple[dict[str, float], dict[str, object]]:
-    """Turn the parties' sums into metrics, and the first metric's distribution over parties."""
+def summarise(
+    replies: Replies, evaluation: Evaluation, declared: Array | None = None
+) -> tuple[dict[str, float], dict[str, object]]:
+    """Turn the parties' sums into metrics, and the first metric's distribution over parties.
+
+    `declared` are the samples that each party said it has; 0 where one said nothing.
+    """
     sums = {name: np.asarray(replies.each[name], np.float64) for name in evaluation.sums}
+    if declared is not None:
+        sums = _capped(sums, declared[replies.parties])
     some = np.flatnonzero(sums["n"] > 0)
     metrics = evaluation.values({name: leaf.sum(axis=0) for name, leaf in sums.items()})
     name = next(iter(evaluation.better))
@@ -133,3 +143,10 @@ def summarise(replies: Replies, evaluation: Evaluation) -> tuple[dict[str, float
         shown = np.linspace(0, len(score) - 1, min(len(score), 500)).astype(int)
         parties["each"] = [round(float(v), 4) for v in np.sort(score)[shown]]
     return {name: float(value) for name, value in metrics.items()}, parties
+
+
+def _capped(sums: Mapping[str, Array], declared: Array) -> dict[str, Array]:
+    """Let the sums of no party weigh more than the samples that it declared."""
+    n = np.maximum(sums["n"], 1.0)
+    share = np.where(declared > 0, np.minimum(1.0, declared / n), 1.0)
+    return {name: leaf * share.reshape(-1, *[1] * (leaf.ndim - 1)) for name, leaf in sums.items()}

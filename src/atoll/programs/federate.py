@@ -96,6 +96,8 @@ class Federate(Program):
     evaluating: Exchange | None = None  # how sums over own test data travel, where a hidden sum adds them
     spent: Callable[..., Mapping[str, Any]] | None = None  # what so many asks spend
     quorum: Quorum | None = None  # below which a round does not count; None: what was asked counts
+    rounded: int = 0  # sums over own test data are told in multiples of it; 0: as they are
+    declared: Array | None = None  # samples that each party said it has; None where they are known
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -185,7 +187,11 @@ class Federate(Program):
             f"{name}/contribute": Contribute(self.method, name, exchange.stages, exchange.start)
             for name, exchange in self.exchanges.items()
         }
-        found |= {f"evaluate/{split}": Evaluate(self.method, split, self.metrics) for split in self.splits}
+        rounded = {"local": self.rounded}
+        found |= {
+            f"evaluate/{split}": Evaluate(self.method, split, self.metrics, rounded.get(split, 0))
+            for split in self.splits
+        }
         if (hidden := self.evaluating) is not None and self.evaluation is not None:
             schema, own = schema_of(self.evaluation), found.pop(LOCAL)
             found[f"{HIDDEN_LOCAL}/contribute"] = EvaluateHidden(own, schema, hidden.stages, hidden.start)
@@ -430,7 +436,7 @@ async def _evaluate(plan: Federate, run: _Run, parties: Cohort, world: World) ->
             replies = await ask(parties if split == "local" else np.arange(plan.parts), f"evaluate/{split}", body)
             if not len(replies):
                 continue
-            metrics, spread = summarise(replies, plan.evaluation)
+            metrics, spread = summarise(replies, plan.evaluation, plan.declared if split == "local" else None)
         seen |= {f"{split}.{name}": value for name, value in metrics.items()}
         told = ("seconds", "compile", "died", "bytes_up", "bytes_down")
         spent = _evaluation_bytes(plan, replies) if split == "local" else {}

@@ -91,6 +91,8 @@ def _what(a: Assembled, data: Federated, own: bool) -> tuple[str, list[str]]:
     where = " and ".join(evaluations[split] for split in a.program.splits)
     often = "round" if a.job.eval_every == 1 else f"{a.job.eval_every} rounds"
     lines.append(f"evaluated every {often} on {where}" if where else _UNEVALUATED[a.program.world.secret])
+    if "local" in a.splits and "local" not in a.program.splits and a.program.evaluation:
+        lines.append("not evaluated on the parties' own test data: scores have no noise, and would tell what it hides")
     return f"job {a.job.name}", lines
 
 

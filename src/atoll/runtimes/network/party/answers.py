@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 
 from atoll.core.disk import replace_file
 from atoll.core.errors import Unwritable
@@ -39,6 +40,10 @@ class LastAnswers:
             raise Unwritable(
                 f"cannot write to {self._folder}: {error.strerror}; free some space, then join again"
             ) from None
+
+    def forget(self) -> None:
+        """Delete them: the run is over, and nobody asks again."""
+        rmtree(self._folder, ignore_errors=True)
 
     def _path(self, what: str) -> Path:
         return self._folder / sha256(what.encode()).hexdigest()[:16]

@@ -26,7 +26,7 @@ from atoll.job.file import parse
 from atoll.privacy.account import epsilon_of, in_epsilon
 from atoll.privacy.events import Spend
 from atoll.privacy.ledger import example_spend, own_spend
-from atoll.programs.federate import Federate
+from atoll.programs.federate import PARTY, Federate
 from atoll.report.explain import explain
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.party.policy import SERVERS, Manifest, Policy
@@ -87,7 +87,7 @@ def worker_of(session: Session) -> Worker:
     """Make the worker that trains. Its vectors are shortened to the norm that the party's policy allows."""
     data = data_of(session)
     made, _, _ = assembled(session, data)
-    handlers = dict(made.handlers)
+    handlers = dict(replace(made.program, rounded=session.policy.round_metrics or 0).handlers(PARTY, made.agreed))
     for name, one in made.program.exchanges.items():
         limited = Contribute(made.job.method, name, one.stages, one.start, max_norm=session.policy.max_norm)
         handlers[f"{name}/contribute"] = limited
@@ -134,17 +134,10 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     }
     words = [explain(job, everybody, seed, world=program.world, own=True), _own_words(session.policy, manifest)]
     words.append(f"in a policy\n  this job is {manifest.job}\n  this model is {manifest.model}")
+    # A hidden sum that was cut short is worked out anew, while the same plain question has the same answer.
+    most = evaluations if program.evaluating is None else OFTEN * evaluations
     return Assessment(
-        manifest,
-        "\n\n".join(words),
-        questions,
-        conversations,
-        answers,
-        planned,
-        costs,
-        plan,
-        evaluations,
-        batches=batches,
+        manifest, "\n\n".join(words), questions, conversations, answers, planned, costs, plan, most, batches=batches
     )
 
 

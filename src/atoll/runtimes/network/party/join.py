@@ -344,6 +344,7 @@ class Party:
                 except HelloFirst:
                     self._greet()
                 except RunOver as reason:
+                    self._last.forget()
                     return str(reason)
                 except Unknown as reason:
                     raise Revoked(str(reason)) from None

@@ -165,6 +165,7 @@ class Policy:
     max_bytes: int | None = None  # of the data set, over all jobs, both ways
     max_rounds: int | None = None  # of the data set, over all jobs
     max_evaluations: int | None = None  # of the data set, over all jobs
+    round_metrics: int | None = None  # sums over this party's own test data are told in multiples of it
     max_parameters: int = 100_000_000
     max_memory: int = 10_000_000_000  # bytes that a method may keep at this party
     hours: str | None = None  # "22:00-06:00", of the clock on the wall
@@ -176,7 +177,8 @@ class Policy:
     def __post_init__(self) -> None:
         epsilons = ("max_epsilon", "max_epsilon_job", "max_epsilon_month")
         numbers = dict.fromkeys((*epsilons, "min_noise", "max_norm"), "finite")
-        counts = dict.fromkeys(("max_bytes", "max_rounds", "max_evaluations", "max_parameters", "max_memory"), "whole")
+        limits = ("max_bytes", "max_rounds", "max_evaluations", "max_parameters", "max_memory", "round_metrics")
+        counts = dict.fromkeys(limits, "whole")
         for key, kind in {**numbers, **counts}.items():
             value, right = getattr(self, key), _whole if kind == "whole" else _number
             if value is not None and not (right(value) and 0 < value < inf):
@@ -299,13 +301,18 @@ class Policy:
         month, ever = (alone if one is None else one for one in (before.month, before.ever))
         remedy = "ask for fewer rounds or more noise of the parties"
         for key, epsilon, limit, whose in (
-            ("max_epsilon_job", alone, self.max_epsilon_job, "this job"),
-            ("max_epsilon_month", month, self.max_epsilon_month, f"with it, this month's jobs on {self.dataset_name}"),
-            ("max_epsilon", ever, self.max_epsilon, f"with it, all jobs on {self.dataset_name}"),
+            ("max_epsilon_job", alone, self.max_epsilon_job, "this job has"),
+            (
+                "max_epsilon_month",
+                month,
+                self.max_epsilon_month,
+                f"with it, jobs of this month on {self.dataset_name} have",
+            ),
+            ("max_epsilon", ever, self.max_epsilon, f"with it, all jobs on {self.dataset_name} have"),
         ):
             if limit is not None and not epsilon <= limit:
                 told = f"ε = {epsilon:.4g}" if epsilon < inf else "no bound on ε"
-                fact = f"{whose} would spend {told} at δ = {self.delta:g}, and {limit:g} is the limit"
+                fact = f"{whose} {told} at δ = {self.delta:g}, and {limit:g} is the limit"
                 yield self._says(key, fact, remedy)
 
     def _limits(self, job: Manifest, before: Before) -> Iterator[str]:

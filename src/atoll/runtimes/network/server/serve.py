@@ -125,7 +125,8 @@ def serve(
             hub.renew(made.questions(len(there)))
             quorum = quorum_of(job, {member.name: member.number for member in store.members()})
             hub.require(quorum, made.program.exchanges)
-            return replace(made, program=replace(made.program, quorum=quorum)), there
+            declared = np.array([member.samples or 0 for member in store.members()])
+            return replace(made, program=replace(made.program, quorum=quorum, declared=declared)), there
 
         work = partial(_work, hub, store, journal, past, assembled, seed, parties, times)
         limits = Limits.of(len(known), map(travels, questions.values()))
