@@ -32,10 +32,11 @@ from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.calls import Limits, RunFailed, Times
 from atoll.runtimes.network.messages.envelope import Hello, Welcome, write_envelope
 from atoll.runtimes.network.party.assess import assembled, assess, data_of
-from atoll.runtimes.network.party.budget import JobBudget, account_of, carry_over
+from atoll.runtimes.network.party.budget import JobBudget, carry_over
 from atoll.runtimes.network.party.join import Declined, Party, calling, check_now, parties_of, sides_of, welcomed
 from atoll.runtimes.network.party.policy import Policy
 from atoll.runtimes.network.party.session import Session
+from atoll.runtimes.network.party.spending import DataAccount
 from atoll.runtimes.network.server.hub import Hub, NobodyThere
 from atoll.runtimes.network.server.serve import is_new, members_of, remote
 from atoll.runtimes.network.server.store import Store
@@ -68,7 +69,8 @@ def edge(
         members = parties_of(welcome)
         session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world, welcome.data)
         assessed = assess(session, server, parent)
-        account = account_of(policy, folder)
+        # An edge has no data that other folders could share: what it passes on counts for itself.
+        account = DataAccount(Path(policy.accounts) if policy.accounts else folder / "accounts", policy.dataset_name)
         carry_over(audit, account)
         budget = JobBudget(account, policy, assessed, welcome.manifest.hex())
         say(assessed.words)
