@@ -26,7 +26,7 @@ from atoll.runtimes.network.party.assess import assess
 from atoll.runtimes.network.party.budget import JobBudget, account_of
 from atoll.runtimes.network.party.policy import NotAllowed, Policy
 from atoll.runtimes.network.party.session import Session
-from atoll.runtimes.network.party.spending import UNLIMITED, AccountBroken, Cost, DataAccount, Tally, epsilon
+from atoll.runtimes.network.party.spending import UNLIMITED, AccountBroken, AnswerCost, DataAccount, Tally, epsilon
 
 __all__ = ["ada"]
 NOON = datetime(2025, 6, 15, 12, tzinfo=UTC)
@@ -118,10 +118,10 @@ def test_a_delta_above_one_example_is_refused(tmp_path: Path) -> None:
 def test_answers_of_different_noise_are_composed_as_an_oracle_does(tmp_path: Path) -> None:
     example = Spend(1.2, "poisson", 0.05, "example", times=20, told=True)
     inside = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(1.2)), 60)
-    party = Cost(Spend(4.0, told=True), Spend(2.0, unit="example", told=True))
+    party = AnswerCost(Spend(4.0, told=True), Spend(2.0, unit="example", told=True))
     hides = {party: 3}
     assert epsilon(hides, 1e-5) == pytest.approx(composed(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(4.0), 3)))
-    both = {**hides, Cost(None, example): 3}  # what all of them hide is an example
+    both = {**hides, AnswerCost(None, example): 3}  # what all of them hide is an example
     twice = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(2.0), 3)
     assert epsilon(both, 1e-5) == pytest.approx(composed(twice, inside))
     assert epsilon({**both, UNLIMITED: 1}, 1e-5) == inf
@@ -154,7 +154,7 @@ def test_an_answer_without_noise_counts_as_unlimited(tmp_path: Path) -> None:
 
 # ---- a party counts itself
 
-BETWEEN = sum(epsilon({Cost(Spend(2.0, told=True)): n}, 1e-5) for n in (2, 3)) / 2
+BETWEEN = sum(epsilon({AnswerCost(Spend(2.0, told=True)): n}, 1e-5) for n in (2, 3)) / 2
 
 
 @pytest.mark.parametrize(

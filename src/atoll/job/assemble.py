@@ -131,19 +131,18 @@ def assemble(
     summary = summary_of(data)
     method = _bound(job.method, summary)
     _check_metrics(job.metrics, summary)
-    outputs = summary.classes or prod(summary.sample.leaves["y"].shape or ())
-    evaluation = evaluation_of(method, job.metrics, outputs)
+    evaluation = evaluation_of(method, job.metrics, _outputs(summary))
     _check_phases(job.channel, method)
     bound = replace(job, method=method, channel=_telling_loss(replace(job, method=method), len(data)))
-    splits = {"train": data.train}
-    splits |= {n: s for n, s in (("local", data.local), ("test", data.test)) if s is not None}
+    others = {n: s for n, s in (("local", data.local), ("test", data.test)) if s is not None}
+    splits = {"train": data.train, **others}
     exchanges = {
         name: _exchange(bound, name, phase, Setting(name, world, agreement, members), len(data))
         for name, phase in method.phases.items()
     }
     # Scores on own test data have no noise: between real parties a job with noise asks for none.
-    silent = {"local"} if _noised(bound, exchanges) and not world.watched else set[str]()
-    evaluated = tuple(s for s in ("test", "local") if s in splits.keys() - silent) if evaluation else ()
+    asked = ("test",) if _noised(bound, exchanges) and not world.watched else ("test", "local")
+    evaluated = tuple(s for s in asked if s in splits) if evaluation else ()
     if len(data.train.y):  # a party has no rows of others and cannot know what their server measures; it asks no stop
         check_stops(job.stop, evaluated, evaluation)
         check_quorum(job, len(data))
@@ -156,8 +155,11 @@ def assemble(
         len(data.test) if data.test is not None else 0, evaluation, tuple(job.metrics), evaluating,
         ledger.spent if ledger else None, None if job.min_parties is None else Quorum(job.min_parties),
     )  # fmt: skip
-    agreed = Agreed({PARTY: summary._replace(parties=len(data))}, job.rounds)
-    return Assembled(bound, program, agreed, splits, ledger)
+    return Assembled(bound, program, Agreed({PARTY: summary._replace(parties=len(data))}, job.rounds), splits, ledger)
+
+
+def _outputs(summary: DataSummary) -> int:
+    return summary.classes or prod(summary.sample.leaves["y"].shape or ())
 
 
 def _bound(method: Method, summary: DataSummary) -> Method:

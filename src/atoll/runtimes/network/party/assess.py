@@ -31,7 +31,7 @@ from atoll.report.explain import explain
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.party.policy import SERVERS, Manifest, Policy
 from atoll.runtimes.network.party.session import Assessment, Session
-from atoll.runtimes.network.party.spending import UNLIMITED, Cost, epsilon
+from atoll.runtimes.network.party.spending import UNLIMITED, AnswerCost, epsilon
 from atoll.runtimes.network.server.serve import remote
 
 OFTEN = 2  # answers without noise that a party gives at most, over the job's rounds: a server that fails asks again
@@ -147,9 +147,9 @@ def _asks(made: Assembled) -> int:
     return 0 if buffered else made.job.rounds * len(made.job.method.cycle)
 
 
-def _costs(made: Assembled, examples: int, delta: float) -> dict[str, Cost]:
+def _costs(made: Assembled, examples: int, delta: float) -> dict[str, AnswerCost]:
     """Return what an answer of each phase spends: only noise that is added before it can be read counts."""
-    job, parties, found = made.job, len(made.program.sizes), dict[str, Cost]()
+    job, parties, found = made.job, len(made.program.sizes), dict[str, AnswerCost]()
     for phase, exchange in made.program.exchanges.items():
         where = ("local", "distributed") if exchange.combine.hidden else ("local",)
         noise = [event for event in exchange.wire.noise if event.where in where and event.multiplier > 0]
@@ -160,11 +160,11 @@ def _costs(made: Assembled, examples: int, delta: float) -> dict[str, Cost]:
         if job.method.example_dp is not None and examples:
             inside.append(example_spend(job.method, examples))
         example = min(inside, key=lambda spend: epsilon_of([(spend, max(_asks(made), 1))], delta), default=None)
-        found[phase] = Cost(party, example)
+        found[phase] = AnswerCost(party, example)
     return found
 
 
-def _answers(made: Assembled, costs: Mapping[str, Cost]) -> tuple[dict[str, int], int]:
+def _answers(made: Assembled, costs: Mapping[str, AnswerCost]) -> tuple[dict[str, int], int]:
     """Return how often each phase is asked, and how many answers of all phases are given at most.
 
     Where no noise is at stake a server that fails may ask as often again. Where the method decides what is asked as it
@@ -179,9 +179,11 @@ def _answers(made: Assembled, costs: Mapping[str, Cost]) -> tuple[dict[str, int]
     return planned, sum(planned.values()) + job.extra_answers
 
 
-def _plan(planned: Mapping[str, int], answers: int, costs: Mapping[str, Cost], delta: float) -> Counter[Cost]:
+def _plan(
+    planned: Mapping[str, int], answers: int, costs: Mapping[str, AnswerCost], delta: float
+) -> Counter[AnswerCost]:
     """Return what the whole job spends at most: answers that no phase is planned for count as the dearest."""
-    plan = Counter[Cost]()
+    plan = Counter[AnswerCost]()
     for phase, count in planned.items():
         plan[costs[phase]] += count
     plan[max(costs.values(), key=lambda cost: epsilon({cost: 1}, delta))] += answers - sum(planned.values())

@@ -11,7 +11,7 @@ from atoll.core.wire import Combine, Wire
 from atoll.core.world import World
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.party.policy import Manifest, Policy
-from atoll.runtimes.network.party.spending import Cost
+from atoll.runtimes.network.party.spending import AnswerCost
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ class Assessment:
     conversations: Mapping[str, tuple[Combine, Wire]]  # by phase: sums that take more than one answer
     answers: int  # at most, of all phases together
     planned: Mapping[str, int] = field(default_factory=dict)  # by phase; without, only their total is limited
-    costs: Mapping[str, Cost] = field(default_factory=dict)  # of an answer, by phase; nothing bounds that of others
-    plan: Counter[Cost] = field(default_factory=Counter)  # of the whole job, with all that it allows
+    costs: Mapping[str, AnswerCost] = field(
+        default_factory=dict
+    )  # of an answer, by phase; nothing bounds that of others
+    plan: Counter[AnswerCost] = field(default_factory=Counter)  # of the whole job, with all that it allows
     evaluations: int = 0  # on this party's own test data, at most
     a_round: int = 1  # answers of a round, as a policy counts rounds
     batches: tuple[tuple[int, ...], ...] = ()  # that cohorts are made of, as the job cuts them

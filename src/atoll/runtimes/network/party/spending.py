@@ -32,17 +32,17 @@ class AccountBroken(AtollError, ValueError):
     code = "account_broken"
 
 
-class Cost(NamedTuple):
+class AnswerCost(NamedTuple):
     """What hides this party in one answer: its whole vector, and one example of its data. None: nothing does."""
 
     party: Spend | None = None
     example: Spend | None = None
 
 
-UNLIMITED = Cost()
+UNLIMITED = AnswerCost()
 
 
-def epsilon(costs: Mapping[Cost, int], delta: float) -> float:
+def epsilon(costs: Mapping[AnswerCost, int], delta: float) -> float:
     """Return the ε of so many answers of each cost, for the largest unit that all of them hide: parties or examples."""
     given = [(cost, n) for cost, n in costs.items() if n]
     parties = [(cost.party, n) for cost, n in given if cost.party is not None]
@@ -55,7 +55,7 @@ class Tally:
     """What was given: answers with something of the training data by phase, evaluations, bytes both ways."""
 
     answers: Counter[str] = field(default_factory=Counter)
-    costs: Counter[Cost] = field(default_factory=Counter)  # of answers and evaluations
+    costs: Counter[AnswerCost] = field(default_factory=Counter)  # of answers and evaluations
     rounds: int = 0  # as `max_rounds` counts them
     evaluations: int = 0
     bytes: int = 0
@@ -73,7 +73,7 @@ class Tally:
 
     @classmethod
     def read(cls, said: Mapping[str, Any]) -> Tally:
-        costs = Counter({Cost(_read(party), _read(example)): int(n) for party, example, n in said["costs"]})
+        costs = Counter({AnswerCost(_read(party), _read(example)): int(n) for party, example, n in said["costs"]})
         counts = (int(said[name]) for name in ("rounds", "evaluations", "bytes"))
         return cls(Counter(said["answers"]), costs, *counts)
 
