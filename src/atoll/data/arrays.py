@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
 from atoll.core.tree import Array
-from atoll.data.columns import ColumnEncoding, Columns, read_columns
+from atoll.data.columns import Columns, read_columns
 from atoll.data.errors import BadData
 from atoll.data.federated import Federated, Kind, Silos
+from atoll.data.schema import GONE, MOST_CLASSES, TableSchema, learn_features, learn_target
 from atoll.data.table import Table, central
-
-MOST_CLASSES = 100  # whole numbers with more distinct values than this are taken for a measurement
 
 
 def from_arrays(
@@ -56,7 +56,7 @@ def from_arrays(
         test_x, labels = _pair(test, "test")
         pair = _samples(test_x), np.asarray(labels)
     y, count = _labels(y, kind, classes, "y")
-    if kind == "classes" and (y == y.flat[0]).all():
+    if kind == "classes" and classes is None and (y == y.flat[0]).all():
         raise BadData(f"all labels are {y.flat[0]}: give samples of at least two classes, or say kind = 'real'")
     _finite(x, features, "x")
     held = {name: np.asarray(key) for name, key in (keys or {}).items()}
@@ -82,6 +82,10 @@ def from_csv(
     features: Sequence[str] | None = None,
     kind: Kind | None = None,
     standardise: bool = False,
+    units: Mapping[str, str] | None = None,
+    fill: Mapping[str, float | str] | None = None,
+    missing: Sequence[str] = GONE,
+    schema: TableSchema | None = None,
 ) -> Table:
     """Read a CSV or (by suffix) Parquet file: a target column, feature columns, optionally a column of parties.
 
@@ -96,6 +100,10 @@ def from_csv(
         kind: "classes" or "real", as in `from_arrays`. A text target is classes.
         standardise: whether number columns are shifted and scaled by the statistics of the training rows. Default
             false.
+        units: of columns, by name: any text. Default: none are stated.
+        fill: what stands for a missing cell, by column: a number, or a text. Default: no cell may be missing.
+        missing: cells that stand for a missing value. Default: empty ones.
+        schema: what the columns must mean, as a job states it; the file is read so. Default: what the file holds.
 
     Example:
         >>> import atoll, pathlib, tempfile
@@ -106,25 +114,33 @@ def from_csv(
         ('a', 'b')
     """
     columns = read_columns(path)
-    columns.pick(target, "column (target)")
     keys = {} if client is None else {client: _client(columns, client)}
-    for name in features or ():
-        columns.pick(name, "column (feature)")
-    chosen = list(features) if features is not None else [n for n in columns.values if n not in (target, client)]
-    if not chosen:
-        raise BadData(f"{path} has no column but target and client: add a feature column")
-    encoding = ColumnEncoding.learn(columns, chosen)
-    y, kinds = _target(columns, target, None)
-    pair = _second(test, encoding, target, kinds) if isinstance(test, str | Path) else test
-    told: Kind = kind or ("classes" if kinds else _kind_of(y))
-    _labels(y, told, None, f"column {target!r} of {path}", columns.lines)
-    table = from_arrays(encoding(columns), y, test=pair, keys=keys, kind=told, features=encoding.features)
-    if standardise:
-        table = scaled(table, encoding.numeric)
+    about = _reading(
+        target=target, client=client, features=features, kind=kind, units=units, fill=fill, missing=missing
+    )
+    found = schema or _learnt(columns, about, whole=True)
+    if schema is not None:
+        schema.refuse(_learnt(columns, about, whole=False), str(path))
+        found = msgspec.structs.replace(schema, missing=(*schema.missing, *missing))
+    y, told = found.y(columns), _kind_in(found)
+    pair = _second(test, found) if isinstance(test, str | Path) else test
+    classes = None if found.target.values is None else len(found.target.values)
+    stated = classes if schema is not None else None
+    table = from_arrays(found.x(columns), y, test=pair, keys=keys, kind=told, classes=stated, features=found.names)
+    if standardise if schema is None else schema.standardise:
+        table = scaled(table, found.numeric)
     said: dict[str, object] = {"path": str(path), "target": target, "client": client, "kind": kind}
     said["holdout"] = str(test) if isinstance(test, Path) else test or 0.0  # said, since a job file's default is 0.2
     said |= {"features": list(features) if features else None, "standardise": standardise or None}
-    return replace(table, name="csv", recipe={k: v for k, v in said.items() if v is not None})
+    said |= {"units": units or None, "fill": fill or None, "missing": list(missing) if missing != GONE else None}
+    stands = msgspec.structs.replace(found, standardise=standardise) if schema is None else schema
+    recipe = {k: v for k, v in said.items() if v is not None}
+    return replace(table, name="csv", classes=classes or 0, recipe=recipe, schema=stands)
+
+
+def describe_csv(path: str | Path, **options: object) -> TableSchema:
+    """Say what a file holds, before anybody says what it should; options are those of `from_csv`."""
+    return _learnt(read_columns(path), _reading(**options), whole=False)
 
 
 def federate(
@@ -192,13 +208,51 @@ def scaled(table: Table, numeric: Array) -> Table:
     return replace(table, x=np.where(numeric, full.x, table.x), test_x=test_x, scaled=columns)
 
 
-def _second(
-    path: str | Path, encoding: ColumnEncoding, target: str, kinds: tuple[str, ...] | None
-) -> tuple[Array, Array]:
+class _Reading(msgspec.Struct, frozen=True):
+    """How a person says that a file is to be read."""
+
+    target: str
+    client: str | None = None
+    features: tuple[str, ...] | None = None
+    kind: Kind | None = None
+    units: dict[str, str] = {}
+    fill: dict[str, float | str] = {}
+    missing: tuple[str, ...] = GONE
+
+
+def _reading(**said: object) -> _Reading:
+    try:
+        return msgspec.convert({name: value for name, value in said.items() if value is not None}, _Reading)
+    except msgspec.ValidationError as error:
+        raise BadData(f"the options of a CSV file cannot be: {error}") from None
+
+
+def _kind_in(schema: TableSchema) -> Kind:
+    return "real" if schema.target.values is None else "classes"
+
+
+def _learnt(columns: Columns, about: _Reading, *, whole: bool) -> TableSchema:
+    """Find out what the columns of a file are; without `whole` also where it could not be trained on as it is."""
+    columns.pick(about.target, "column (target)")
+    for name in (*(about.features or ()), *about.units, *about.fill):
+        columns.pick(name, "column (feature)")
+    others = tuple(name for name in columns.values if name not in (about.target, about.client))
+    chosen = others if about.features is None else about.features
+    if not chosen:
+        raise BadData(f"{columns.source} has no column but target and client: add a feature column")
+    learnt = learn_features(columns, chosen, units=about.units, fill=about.fill, missing=about.missing, whole=whole)
+    target = learn_target(columns, about.target, about.units.get(about.target, ""), about.kind)
+    if whole and about.kind != "real" and (numbers := columns.numbers(about.target)) is not None and target.values:
+        _labels(numbers, "classes", None, f"column {about.target!r} of {columns.source}", columns.lines)
+    gaps = () if whole else tuple(name for name in chosen if columns.missing(name, about.missing).any())
+    return TableSchema(learnt, target, about.missing, gaps=gaps)
+
+
+def _second(path: str | Path, schema: TableSchema) -> tuple[Array, Array]:
     """Read a test file as its training file was read."""
     columns = read_columns(path)
-    columns.pick(target, "column (target)")
-    return encoding(columns), _target(columns, target, kinds)[0]
+    y = schema.y(columns)
+    return schema.x(columns, strict=False), y
 
 
 def _client(columns: Columns, client: str) -> Array:
@@ -211,22 +265,6 @@ def _client(columns: Columns, client: str) -> Array:
         row = int(np.flatnonzero(found == "")[0])
         raise BadData(f"{columns.at(row, client)} names no client: fill it in or drop the row")
     return found
-
-
-def _target(columns: Columns, target: str, kinds: tuple[str, ...] | None) -> tuple[Array, tuple[str, ...] | None]:
-    """Return the labels, and the texts they stand for if the column is text."""
-    found = None if kinds else columns.numbers(target)
-    if found is not None:
-        return found, None
-    text = columns.text(target)
-    kinds = kinds or tuple(str(kind) for kind in np.unique(text))
-    if len(kinds) > MOST_CLASSES:
-        raise BadData(f"target {target!r} of {columns.source} has {len(kinds)} distinct texts: choose another column")
-    place = {kind: k for k, kind in enumerate(kinds)}
-    for row, value in enumerate(text):
-        if value not in place:
-            raise BadData(f"{columns.at(row, target)} is {str(value)!r}, a class not in the training file: correct it")
-    return np.array([place[value] for value in text]), kinds
 
 
 def _pair(value: object, where: str) -> tuple[ArrayLike, ArrayLike]:

@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from atoll.data import images, tabular, text
-from atoll.data.arrays import from_csv
-from atoll.data.errors import BadData, accept, unknown
-from atoll.data.federated import Federated, Kind
+from atoll.data.arrays import describe_csv, from_csv
+from atoll.data.errors import BadData, accept, number, options_of, unknown, whole
+from atoll.data.federated import Federated, Kind, Silos
 from atoll.data.population import synthetic
+from atoll.data.schema import GONE, TableSchema
 from atoll.data.table import Table
 
 
@@ -24,9 +27,57 @@ def csv(
     features: Sequence[str] | None = None,
     kind: Kind | None = None,
     standardise: bool = False,
+    units: Mapping[str, str] | None = None,
+    fill: Mapping[str, float | str] | None = None,
+    missing: Sequence[str] = GONE,
+    schema: TableSchema | None = None,
 ) -> Table:
     """A CSV or Parquet file of one's own: say path, target and perhaps client (the column that names the party)."""
-    return from_csv(path, target, client, test=holdout, features=features, kind=kind, standardise=standardise)
+    return from_csv(
+        path, target, client, test=holdout, features=features, kind=kind, standardise=standardise, units=units,
+        fill=fill, missing=missing, schema=schema,
+    )  # fmt: skip
+
+
+def schema(
+    *,
+    features: Sequence[Mapping[str, object]],
+    target: Mapping[str, object],
+    missing: Sequence[str] = GONE,
+    standardise: bool = False,
+    clients: int = 1,
+    samples: int = 1,
+    test: float = 0.0,
+) -> Federated:
+    """No data, only what columns mean: a server states it, parties hold the samples."""
+    said = {"features": features, "target": target, "missing": missing, "standardise": standardise}
+    return stated(TableSchema.of(said), clients=clients, samples=samples, test=test)
+
+
+def stated(schema: TableSchema, *, clients: int = 1, samples: int = 1, test: float = 0.0) -> Federated:
+    """Describe a federation by what its columns mean. It has no samples: `serve` it, parties bring theirs.
+
+    Args:
+        schema: the columns.
+        clients: number of parties to reckon with, for `explain`. Default 1.
+        samples: of each of them, for the same. Default 1.
+        test: above 0 if parties evaluate on test data of their own. Default: they do not.
+
+    Example:
+        >>> from atoll.data import Column, TableSchema, stated
+        >>> data = stated(TableSchema((Column("age", "years"),), Column("ill", values=("no", "yes"))), clients=3)
+        >>> len(data), data.classes, data.features
+        (3, 2, ('age',))
+    """
+    number("test", test, below=1)
+    sizes = np.full(whole("clients", clients, 1), whole("samples", samples, 1))
+    kinds = schema.target.values
+    x, y = np.zeros((0, len(schema.names)), np.float32), np.zeros(0, np.float32 if kinds is None else np.int32)
+    held = Silos(x, y, np.concatenate([[0], np.cumsum(sizes)]))
+    kind: Kind = "real" if kinds is None else "classes"
+    recipe = {"use": "schema", **schema.table()} | ({"test": test} if test else {})
+    own = Silos(x, y, np.zeros(clients + 1, np.int64)) if test else None
+    return Federated(held, None, own, kind, len(kinds or ()), schema.names, (), recipe, schema=schema)
 
 
 def saved(*, folder: str | Path) -> Federated:
@@ -53,7 +104,18 @@ TABLES: Mapping[str, Callable[..., Table]] = MappingProxyType(
         "csv": csv,
     }
 )
-FEDERATIONS: Mapping[str, Callable[..., Federated]] = MappingProxyType({"synthetic": synthetic, "saved": saved})
+FEDERATIONS: Mapping[str, Callable[..., Federated]] = MappingProxyType(
+    {"synthetic": synthetic, "saved": saved, "schema": schema}
+)
+
+
+def describe(recipe: Mapping[str, object]) -> TableSchema | None:
+    """Say what the file of a recipe holds, before anybody says what it should; None of what is no file."""
+    if recipe.get("use") != "csv":
+        return None
+    own = {key: value for key, value in recipe.items() if key in options_of(csv)}
+    accept("csv", csv, own)
+    return describe_csv(str(own.pop("path")), **own)
 
 
 def names() -> dict[str, str]:

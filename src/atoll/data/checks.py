@@ -33,6 +33,8 @@ def check(federated: Federated) -> None:
         made = "make one, atoll.data.load(…).split(…) or atoll.data.from_arrays(x, y).split(…)"
         remedy = "split it first, data.split(10, seed=0)" if what == "Table" else made
         raise BadData(f"data is a {what}, and a federation of parties is needed: {remedy}")
+    if not len(federated.train.y):
+        raise BadData("the data is a schema, without samples: serve the job (atoll serve), or name data to simulate it")
     empty = np.flatnonzero(np.asarray(federated.train.sizes) < 1)
     if len(empty):
         raise BadData(f"party {federated.name(int(empty[0]))} has no samples: leave it out or give it some")

@@ -1,4 +1,4 @@
-"""Columns of a CSV or Parquet file, and how they become numbers. Which column means what is decided elsewhere."""
+"""Columns of a CSV or Parquet file, as text or numbers. What a column means is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 from atoll.core.tree import Array
 from atoll.data.errors import BadData, unknown
 
-MOST_TEXT = 50  # distinct values of a text column that still make sensible 0/1 features
 Values = Sequence[str] | Array
 
 
@@ -36,9 +35,22 @@ class Columns:
         """Say where a cell is, for people."""
         return f"{self.source}, {self.unit} {self.lines[row]}, column {name!r}"
 
-    def numbers(self, name: str) -> Array | None:
-        """Return a column as finite numbers, or None where it is text (most of its cells are no numbers)."""
-        values = self.pick(name)
+    def missing(self, name: str, codes: Sequence[str]) -> Array:
+        """Say which cells of a column are missing: those written as one of these texts, and empty ones of Parquet."""
+        known = {*codes, "nan"} if isinstance(self.pick(name), np.ndarray) else {*codes}
+        return np.array([plain_text(value) in known for value in self.pick(name)], bool)
+
+    def numbers(self, name: str, fill: float | None = None, missing: Sequence[str] = ()) -> Array | None:
+        """Return a column as finite numbers, or None where it is text (most of its cells are no numbers).
+
+        `fill` takes the place of cells that are written as one of the texts in `missing`.
+        """
+        values: Sequence[str | float] | Array = self.pick(name)
+        if fill is not None:
+            gone = self.missing(name, missing)
+            values = [fill if out else value for value, out in zip(values, gone, strict=True)]
+            if gone.all():
+                return np.full(len(values), fill, np.float64)
         try:
             found = np.fromiter((float(v) for v in values), np.float64, len(values))
         except ValueError:
@@ -61,59 +73,17 @@ class Columns:
         return np.array([str(value).strip() for value in self.pick(name)])
 
 
+def plain_text(value: object) -> str:
+    """Write a cell as text without blanks around it; a whole number of a Parquet file as one."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+
+
 def _is_number(value: object) -> bool:
     try:
         float(value)  # type: ignore[arg-type]  # whatever float refuses is no number
     except ValueError:
         return False
     return True
-
-
-@dataclass(frozen=True)
-class ColumnEncoding:
-    """How columns become features, learnt from the training rows: a number as it is, text as one 0/1 each value."""
-
-    columns: tuple[tuple[str, tuple[str, ...] | None], ...]
-
-    @staticmethod
-    def learn(columns: Columns, names: Sequence[str]) -> ColumnEncoding:
-        plan: list[tuple[str, tuple[str, ...] | None]] = []
-        for name in names:
-            if columns.numbers(name) is not None:
-                plan.append((name, None))
-                continue
-            kinds = sorted({str(value).strip() for value in columns.pick(name)})
-            if len(kinds) > MOST_TEXT:
-                raise BadData(
-                    f"column {name!r} of {columns.source} is text with {len(kinds)} distinct values, more than"
-                    f" {MOST_TEXT}: leave it out of features or group its values"
-                )
-            plan.append((name, tuple(kinds)))
-        return ColumnEncoding(tuple(plan))
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        return tuple(n for name, kinds in self.columns for n in ([f"{name}={k}" for k in kinds] if kinds else [name]))
-
-    @property
-    def numeric(self) -> Array:
-        """Which features are numbers of the file, not 0/1 of a text."""
-        return np.array([flag for _, kinds in self.columns for flag in ([False] * len(kinds) if kinds else [True])])
-
-    def __call__(self, columns: Columns) -> Array:
-        blocks: list[Array] = []
-        for name, kinds in self.columns:
-            if kinds is not None:
-                place = {kind: k for k, kind in enumerate(kinds)}
-                found_at = np.array([place.get(str(value).strip(), -1) for value in columns.pick(name)])
-                blocks.append(found_at[:, None] == np.arange(len(kinds)))
-                continue
-            found = columns.numbers(name)
-            if found is None:
-                raise BadData(f"column {name!r} of {columns.source} is text but was numbers in training: correct it")
-            blocks.append(found[:, None])
-        with np.errstate(over="ignore"):  # too large for 32 bits becomes infinite, which is refused with its place
-            return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
 def read_columns(path: str | Path) -> Columns:

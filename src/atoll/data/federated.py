@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from atoll.core.tree import Array
 from atoll.data.errors import BadData, DataMissing
+from atoll.data.schema import Column, TableSchema
 
 Kind = Literal["classes", "real"]
 
@@ -87,6 +88,7 @@ class Federated:
         parties: names of the parties. Default: they are numbered.
         recipe: how the data was made, as in a job file.
         scaled: numbers of the columns that were shifted and scaled by the statistics of everybody's training rows.
+        schema: what its columns mean. Default: not known.
 
     Example:
         >>> import atoll
@@ -104,6 +106,7 @@ class Federated:
     parties: tuple[str, ...] = ()
     recipe: Mapping[str, object] = field(default_factory=dict)
     scaled: tuple[int, ...] = ()
+    schema: TableSchema | None = None
 
     def __len__(self) -> int:
         return len(self.train)
@@ -111,6 +114,27 @@ class Federated:
     def name(self, k: int) -> str:
         """Return the name of party k (a number where the data gives none)."""
         return self.parties[k] if self.parties else str(k)
+
+    def arranged(self, schema: TableSchema) -> Federated:
+        """Return the same data with its columns in the order that a schema states; refuse other columns or classes."""
+        if not self.features:
+            raise BadData("the data has no names of columns, and the job states a schema: bring a CSV or Parquet file")
+        theirs = self.schema or TableSchema(tuple(map(Column, self.features)), schema.target)
+        schema.refuse(theirs, "the data")
+        classes, missing = schema.target.values or (), [name for name in schema.names if name not in self.features]
+        if (self.classes, theirs.target.values or ()) != (len(classes), classes):
+            raise BadData(f"the data numbers other classes than the job: {', '.join(classes) or 'none, but numbers'}")
+        if missing:
+            raise BadData(f"the data has no feature {missing[0]!r}, which the job needs: write it again from its file")
+        order = [self.features.index(name) for name in schema.names]
+
+        def sorted_(silos: Silos | None) -> Silos | None:
+            return None if silos is None else replace(silos, x=silos.x[:, order])
+
+        train = sorted_(self.train)
+        assert train is not None
+        test, local = sorted_(self.test), sorted_(self.local)
+        return replace(self, train=train, test=test, local=local, features=schema.names, schema=schema)
 
     def label_counts(self, most: int = 200) -> tuple[Array, Array]:
         """Choose at most this many parties evenly; return them and their label counts, (parties, classes)."""
@@ -133,7 +157,9 @@ class Federated:
                 if array is not None:
                     np.save(folder / f"{split}.{name}.npy", array)
         about = {"kind": self.kind, "classes": self.classes, "features": self.features, "parties": self.parties}
-        (folder / "about.json").write_text(json.dumps({**about, "recipe": dict(self.recipe), "scaled": self.scaled}))
+        meant = {} if self.schema is None else {"schema": self.schema.table()}
+        more = {"recipe": dict(self.recipe), "scaled": self.scaled, **meant}
+        (folder / "about.json").write_text(json.dumps({**about, **more}))
         return folder
 
     @staticmethod
@@ -146,6 +172,7 @@ class Federated:
             raise DataMissing(f"{folder} holds no saved federation: write one with Federated.save(folder)")
         about = json.loads((folder / "about.json").read_text())
         about |= {name: tuple(about.get(name, ())) for name in ("features", "parties", "scaled")}
+        about["schema"] = TableSchema.of(about["schema"]) if "schema" in about else None
 
         def split(name: str) -> Silos | None:
             if not (folder / f"{name}.x.npy").is_file():

@@ -12,6 +12,7 @@ from atoll.core.tree import Array
 from atoll.data.errors import BadData, number, seed_number, unknown
 from atoll.data.federated import Federated, Kind, Silos
 from atoll.data.partition import SCHEMES, equal, natural, partition
+from atoll.data.schema import TableSchema
 
 PART = 2_500  # rows of a central test part: large enough to be fast, small enough to spread over cores
 
@@ -33,6 +34,7 @@ class Table:
         name: of the data set. Default "arrays".
         recipe: how it was made, as in a job file.
         scaled: numbers of the columns that were shifted and scaled by the statistics of all training rows.
+        schema: what its columns mean. Default: not known.
 
     Example:
         >>> import atoll
@@ -53,6 +55,7 @@ class Table:
     name: str = "arrays"
     recipe: Mapping[str, object] = field(default_factory=dict)
     scaled: tuple[int, ...] = ()
+    schema: TableSchema | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -92,8 +95,8 @@ class Table:
         train, local = self._silos(order, offsets, test, generator(seed or 0, "own"))
         if local is None and how in self.test_keys:
             local = self._own(how, names)
-        central, scaled = self._central(), self.scaled
-        return Federated(train, central, local, self.kind, self.classes, self.features, names, recipe, scaled)
+        about = (self.kind, self.classes, self.features, names, recipe, self.scaled, self.schema)
+        return Federated(train, self._central(), local, *about)
 
     def holdout(self, fraction: float = 0.2, seed: int = 0) -> Table:
         """Take a central test set out of the training rows; a fraction of 0 takes none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +13,11 @@ import numpy as np
 
 from atoll.core.tree import Array
 from atoll.data.arrays import scaled
-from atoll.data.columns import ColumnEncoding, Columns, parse_csv
+from atoll.data.columns import Columns, parse_csv
 from atoll.data.errors import BadData
 from atoll.data.federated import Kind
 from atoll.data.files import File, read
+from atoll.data.schema import Column, TableSchema, learn_features
 from atoll.data.table import Table
 
 if TYPE_CHECKING:
@@ -105,14 +106,14 @@ def a9a() -> Table:
 def adult() -> Table:
     """Census income over 50,000 a year from raw columns, 32,561 + 16,281; keys: occupation, native_country and more."""
     columns, test = _adult(ADULT), _adult(ADULT_TEST)
-    encoding = ColumnEncoding.learn(columns, ADULT_HEADER.split(",")[:-1])
+    encoding = _learnt(columns, ADULT_HEADER.split(",")[:-1], "income")
     table = Table(
-        encoding(columns),
+        encoding.x(columns),
         _rich(columns),
-        encoding(test),
+        encoding.x(test, strict=False),
         _rich(test),
         classes=2,
-        features=encoding.features,
+        features=encoding.names,
         keys={name: columns.text(name) for name in ADULT_KEYS},
         test_keys={name: test.text(name) for name in ADULT_KEYS},
     )
@@ -123,7 +124,7 @@ def credit_default(*, holdout: float = 0.2) -> Table:
     """Default of credit-card clients in Taiwan, 30,000 × 23, 22 % positive, standardised."""
     columns = parse_csv(io.StringIO(read(CREDIT).decode()), CREDIT.path)
     names = [name for name in columns.values if name not in ("ID", "default.payment.next.month")]
-    x = ColumnEncoding.learn(columns, names)(columns)
+    x = _learnt(columns, names, "default.payment.next.month").x(columns)
     y = np.array(columns.pick("default.payment.next.month")).astype(np.int32)
     return Table(x, y, classes=2, features=tuple(names)).holdout(holdout, HELD).standardised()
 
@@ -166,6 +167,10 @@ def _plain(file: File, width: int) -> Array:
 def _heart(hospital: str, sha256: str) -> File:
     name = f"processed.{hospital}.data"
     return File(f"heart_disease/{name}", f"{_UCI}heart-disease/{name}", sha256)
+
+
+def _learnt(columns: Columns, names: Sequence[str], target: str) -> TableSchema:
+    return TableSchema(learn_features(columns, names, units={}, fill={}), Column(target))
 
 
 def _libsvm(file: File, width: int) -> tuple[Array, Array]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from atoll.core.world import World
 from atoll.data.federated import Federated
+from atoll.data.schema import Column, TableSchema
 from atoll.job.assemble import Assembled, assemble
 from atoll.job.job import Job
 from atoll.job.quorum import in_words
@@ -22,6 +23,7 @@ from atoll.report.units import count, in_bytes
 _MANY = 5_000  # parties; beyond, playing the selection takes too long to wait for
 _PLAYED = 300  # rounds of it
 _SOME = 100  # asks, for an example
+_SHOWN = 30  # columns
 _UNEVALUATED = {
     False: "never evaluated: no test data",
     True: "never evaluated on the parties' data; a server may have test data of its own",
@@ -93,7 +95,24 @@ def _what(a: Assembled, data: Federated, own: bool) -> tuple[str, list[str]]:
     lines.append(f"evaluated every {often} on {where}" if where else _UNEVALUATED[a.program.world.secret])
     if "local" in a.splits and "local" not in a.program.splits and a.program.evaluation:
         lines.append("not evaluated on the parties' own test data: scores have no noise, and would tell what it hides")
-    return f"job {a.job.name}", lines
+    return f"job {a.job.name}", [*lines, *_columns(data.schema)]
+
+
+def _columns(schema: TableSchema | None) -> list[str]:
+    """Say what the columns mean that the job is about."""
+    if schema is None:
+        return []
+    scaled = "; each party shifts and scales its numbers by its own rows" if schema.standardise else ""
+    features = [f"  {_column(column)}" for column in schema.features]
+    shown = [*features[:_SHOWN], *([f"  and {len(features) - _SHOWN:,} more"] if len(features) > _SHOWN else [])]
+    return [f"it predicts {_column(schema.target)} from {len(features):,} columns{scaled}", *shown]
+
+
+def _column(column: Column) -> str:
+    unit = f" in {column.unit}" if column.unit else ""
+    values = f" ({', '.join(column.values)})" if column.values else ""
+    fill = "" if column.fill is None else f", missing cells become {column.fill}"
+    return f"{column.name!r}{unit}{values}{fill}"
 
 
 def _at_once(a: Assembled) -> str:

@@ -31,7 +31,7 @@ from atoll.programs.traffic import travels
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.calls import Limits, RunFailed, Times
 from atoll.runtimes.network.messages.envelope import Hello, Welcome, write_envelope
-from atoll.runtimes.network.party.assess import assembled, assess, data_of
+from atoll.runtimes.network.party.assess import assembled, assess, data_of, schema_of
 from atoll.runtimes.network.party.budget import JobBudget, carry_over
 from atoll.runtimes.network.party.join import Declined, Party, calling, check_now, parties_of, sides_of, welcomed
 from atoll.runtimes.network.party.policy import Policy
@@ -116,7 +116,8 @@ def _hub(
         questions = made.questions(len(known))
         hub = Hub(
             run, store, journal, Worker({}, {}, made.program.world), questions,
-            data=summary_of(data).sample, classes=session.classes, job=session.job, manifest=welcome.manifest,
+            data=summary_of(data).sample, schema=schema_of(said.data), classes=session.classes,
+            job=session.job, manifest=welcome.manifest,
             roster=below.roster, times=times, successor=below.credentials.successor,
             weights=weight_limits(made.program.exchanges),
         )  # fmt: skip

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from atoll.core.question import Fault, Layout, refuse_if
+from atoll.data.schema import TableSchema
 from atoll.runtimes.network.messages.trees import BROKEN, SORTED
 
 PROTOCOL = 3  # 2: release 0.1, which is told at its hello that one side is older
@@ -34,14 +35,15 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class Hello(Envelope, frozen=True, tag="hello"):
-    """A party comes: what it calls itself (the server goes by its key), how many samples it has and what one is; or an
-    edge, which has none of its own but parties behind it.
+    """A party comes: what it calls itself (the server goes by its key), how many samples it has, what one is and what
+    its columns mean; or an edge, which has none of its own but parties behind it.
     """
 
     name: _Word
     samples: _Count
     data: Layout
     edge: bool = False
+    columns: TableSchema | None = None  # where they have names
     version: int = PROTOCOL
 
 
@@ -113,7 +115,7 @@ class _Stamp(msgspec.Struct):
 
 
 AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
-MOST_BYTES = {Hello: 2**16, Welcome: 2**22, QuestionHead: 2**10, AnswerHead: 2**12, Receipt: 2**13, Goodbye: 2**12}
+MOST_BYTES = {Hello: 2**18, Welcome: 2**22, QuestionHead: 2**10, AnswerHead: 2**12, Receipt: 2**13, Goodbye: 2**12}
 _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in MOST_BYTES}
 _stamp = msgspec.msgpack.Decoder(_Stamp)
 

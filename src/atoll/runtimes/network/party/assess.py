@@ -20,6 +20,7 @@ from atoll.core.tree import Schema
 from atoll.core.wire import Event, Mismatch
 from atoll.data.errors import whole
 from atoll.data.federated import Federated, Silos
+from atoll.data.schema import TableSchema
 from atoll.job.assemble import Assembled, agreement_of, assemble, summary_of
 from atoll.job.catalogue import name_of
 from atoll.job.file import parse
@@ -30,20 +31,26 @@ from atoll.programs.federate import PARTY, Federate
 from atoll.report.explain import explain
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.party.policy import SERVERS, Manifest, Policy
-from atoll.runtimes.network.party.session import Assessment, Session
+from atoll.runtimes.network.party.session import Assessment, Holding, Session
 from atoll.runtimes.network.party.spending import UNLIMITED, AnswerCost, epsilon
 from atoll.runtimes.network.server.serve import remote
 
 OFTEN = 2  # answers without noise that a party gives at most, over the job's rounds: a server that fails asks again
 
 
-def part_of(recipe: Mapping[str, object], seed: int = 0) -> Federated:
-    """Make a party's own data: all of what the recipe gives, or the samples of its `party`-th client."""
+def part_of(recipe: Mapping[str, object], seed: int = 0, schema: TableSchema | None = None) -> Federated:
+    """Make a party's own data: all of what the recipe gives, or the samples of its `party`-th client.
+
+    With a schema the columns are read as it states them.
+    """
     from atoll.data import build
 
     words = dict(recipe)
     mine = whole("party", words.pop("party"), 0) if "party" in words else None
-    made = build(words, seed)
+    by_name = schema is not None and words.get("use") == "csv"
+    made = build({**words, "schema": schema} if by_name else words, seed)
+    if schema is not None and not by_name:
+        made = made.arranged(schema)
 
     def split(silos: Silos | None) -> Silos | None:
         if silos is None:
@@ -67,7 +74,8 @@ def data_of(session: Session) -> Federated:
     """Make this party's data, with the labels of everybody's."""
     if session.sample is not None:
         return blank(session.sample, session.classes)
-    mine = part_of(session.policy.data)
+    stated = schema_of(parse(session.job, "the server's job", local=False, parts=session.policy.parts).data)
+    mine = part_of(session.policy.data, schema=stated)
     highest = int(mine.train.y.max(initial=0)) if mine.kind == "classes" else -1
     if highest >= session.classes > 0:
         raise Mismatch(f"this party's labels go up to {highest}, and the job has {session.classes} classes, from 0")
@@ -95,9 +103,21 @@ def worker_of(session: Session) -> Worker:
     return Worker(handlers, splits, made.program.world, session.number)
 
 
-def summary(recipe: Mapping[str, object]) -> DataSummary:
+def schema_of(recipe: Mapping[str, object]) -> TableSchema | None:
+    """Return what a job states of its columns."""
+    from atoll.data import build
+
+    return build(recipe).schema if recipe.get("use") == "schema" else None
+
+
+def summary(recipe: Mapping[str, object]) -> Holding:
     """Say what a party holds, before it knows any job."""
-    return summary_of(part_of(recipe))
+    from atoll.data.catalogue import describe
+
+    own = describe(recipe)
+    held = part_of(recipe, schema=own)
+    said = summary_of(held)
+    return Holding(said.samples, said.sample, None if held.schema is None else held.schema.told())
 
 
 def assess(session: Session, server: str, address: str) -> Assessment:

@@ -49,13 +49,12 @@ from atoll.runtimes.network.party.audit import AuditLog, phase_of
 from atoll.runtimes.network.party.budget import JobBudget, account_of, carry_over
 from atoll.runtimes.network.party.memory import OwnMemory
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
-from atoll.runtimes.network.party.session import Assessment, Session
+from atoll.runtimes.network.party.session import Assessment, Holding, Session
 from atoll.runtimes.network.transport import PartyTransport
 from atoll.runtimes.network.trust.roster import key_text
 from atoll.runtimes.network.trust.tls import Unknown
 
 if TYPE_CHECKING:
-    from atoll.core.method import DataSummary
     from atoll.runtimes.network.party.roles import RoleSession
     from atoll.runtimes.network.trust.tls import Credentials, Insecure, PartyTLS
 
@@ -126,7 +125,7 @@ def join(
         while True:
             with Subprocess() as child:
                 held = child.do(_summary, policy.data, within=PATIENCE)
-                hello = said(audit, address, Hello(name, held.samples, held.sample))
+                hello = said(audit, address, Hello(name, held.samples, held.sample, columns=held.columns))
                 welcome = welcomed(transport, hello)
                 session = Session(policy, welcome.job, welcome.number, parties_of(welcome), welcome.classes, world)
                 work = partial(child.do, _assess, session, server, address, within=PATIENCE)
@@ -211,7 +210,7 @@ def parties_of(welcome: Welcome) -> int:
     return max(welcome.members.values(), default=welcome.number) + 1
 
 
-def _summary(recipe: Mapping[str, object]) -> DataSummary:
+def _summary(recipe: Mapping[str, object]) -> Holding:
     from atoll.runtimes.network.party.assess import summary
 
     return summary(recipe)

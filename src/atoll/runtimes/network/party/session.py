@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from atoll.core.question import Layout, Question
 from atoll.core.wire import Combine, Wire
 from atoll.core.world import World
+from atoll.data.schema import TableSchema
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.party.policy import Manifest, Policy
 from atoll.runtimes.network.party.spending import AnswerCost
+
+
+class Holding(NamedTuple):
+    """What a party says of its data before it knows a job."""
+
+    samples: int
+    sample: Layout
+    columns: TableSchema | None  # where they have names
 
 
 @dataclass(frozen=True)

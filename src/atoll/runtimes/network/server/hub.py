@@ -18,6 +18,8 @@ from atoll.core.party import ragged
 from atoll.core.question import Fault, Layout, Question
 from atoll.core.tree import EMPTY, Array, Tree, leaves
 from atoll.crypto.keys import Refused
+from atoll.data.errors import BadData
+from atoll.data.schema import TableSchema
 from atoll.programs.quorum import Quorum
 from atoll.programs.traffic import travels
 from atoll.runtimes.local.worker import Chunk, Worker, sum_type
@@ -91,6 +93,7 @@ class Hub:
         questions: Mapping[str, Question],
         *,
         data: Layout,
+        schema: TableSchema | None = None,
         classes: int = 0,
         job: str,
         manifest: bytes,
@@ -106,6 +109,7 @@ class Hub:
         self._told = {name: travels(question) for name, question in questions.items()}
         self._used: Array | None = None  # by party: the last ask whose answer was used
         self._classes, self._weights = classes, weights  # by question: the largest weight of so many samples
+        self._schema = schema
         self._members = {member.name: member.number for member in store.members() if member.listed}
         self._roster, self._times = roster, times
         self._successor = successor  # an announcement of the server's next key
@@ -144,8 +148,8 @@ class Hub:
             said = read_envelope(Hello, hello)
         except Fault as fault:
             raise Refused(str(fault)) from None
-        if said.data != self._data and not said.edge:
-            raise Refused(f"{name} holds other data than the job is about: {_words(self._data)}")
+        if not said.edge:
+            self._check_data(name, said)
         try:
             number = self._store.join(name, self._admit(name), said.samples)
         except Stranger as reason:
@@ -198,6 +202,19 @@ class Hub:
                 self._agreed.clear()
         said = {"added": added, "removed": removed, "changed": changed}
         self._journal.note(Note("roster", {what: ", ".join(sorted(names)) for what, names in said.items() if names}))
+
+    def _check_data(self, name: str, said: Hello) -> None:
+        """Refuse data that means something else than the job's; a party puts another order of columns right itself."""
+        if self._schema is None:
+            if said.data != self._data:
+                raise Refused(f"{name} holds other data than the job is about: {_words(self._data)}")
+        elif said.columns is None:
+            raise Refused(f"{name} holds data whose columns have no names, and the job names them: bring a CSV file")
+        else:
+            try:
+                self._schema.refuse(said.columns, f"the data of {name}")
+            except BadData as objection:
+                raise Refused(str(objection)) from None
 
     def next_question(self, name: str, wait: float) -> QuestionPayload | None:
         number = self._number(name)

@@ -64,7 +64,9 @@ def manifest_text(job: Job, data: Federated, seed: int) -> str:
     """Write the job as parties get it: what they read, check against their policy, and hold the server to."""
     from atoll.job.file import dumps, to_table
 
-    return dumps(to_table(job, data.recipe, seed))
+    # Of a file parties are told what its columns mean, and not where the server has it.
+    recipe = data.recipe if data.schema is None else {"use": "schema", **data.schema.table()}
+    return dumps(to_table(job, recipe, seed))
 
 
 def serve(
@@ -205,7 +207,7 @@ def _hub(
 
     return Hub(
         store.path.parent.name, store, journal, Worker(first.handlers, first.splits, first.program.world),
-        questions, data=summary_of(data).sample, classes=data.classes, job=text,
+        questions, data=summary_of(data).sample, schema=data.schema, classes=data.classes, job=text,
         manifest=agreement_of(text), roster=roster, times=times, live=True, successor=successor,
         elapsed=float(past.memory["elapsed"]) if past.memory else 0.0,
         weights=weight_limits(first.program.exchanges),
