@@ -207,7 +207,7 @@ def test_new_writes_a_job_that_explain_and_run_accept(tmp_path: Path) -> None:
     assert (tmp_path / "mine.toml").read_text() == before
 
 
-INSTALLED = ("digits", "breast_cancer", "wine", "diabetes", "synthetic", "csv", "saved")
+INSTALLED = ("digits", "breast_cancer", "wine", "diabetes", "synthetic", "csv", "saved", "schema")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ def main() -> None:
     """Run `atoll`."""
     from atoll.cli.app import app, known
     from atoll.cli.exits import exit_code
+    from atoll.report.shown import shown
 
     try:
         sys.exit(app(standalone_mode=False) or 0)  # Ctrl-C comes back as 130
@@ -18,5 +19,5 @@ def main() -> None:
         sentence = known(error)
         if sentence is None:
             raise
-        sys.stderr.write(f"atoll: {sentence}\n")
+        sys.stderr.write(f"atoll: {shown(sentence)}\n")
         sys.exit(exit_code(error))

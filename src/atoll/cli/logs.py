@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import AtollError
+from atoll.report.shown import shown
 
 if TYPE_CHECKING:  # help is instant without NumPy
     from atoll.core.effects import Note
@@ -72,6 +73,8 @@ def log_note(note: Note) -> None:
 def speaking(form: LogFormat) -> Iterator[Say]:
     """Give the function to say things with. As JSON, what goes wrong is also a line of it, and so are warnings."""
     if form is LogFormat.text:
+        if logging.lastResort is not None:  # it writes to the standard error that there is at that moment
+            logging.lastResort.setFormatter(TextLines())
         yield _say_text
         return
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines on stderr are no JSON; what fails is raised anyway
@@ -93,8 +96,15 @@ def speaking(form: LogFormat) -> Iterator[Say]:
         raise SystemExit(exit_code(error) if sentence else Exit.crashed) from None
 
 
+class TextLines(logging.Formatter):
+    """Lines for people, in which a peer's text is text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
 def _say_text(event: str, text: str, **facts: object) -> None:
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{shown(text)}\n")
     sys.stderr.flush()
 
 

@@ -14,6 +14,7 @@ from atoll.cli.exits import RunEnded
 from atoll.cli.logs import LogFormat, log_note, speaking
 from atoll.cli.overhear import overhearing
 from atoll.core.errors import AtollError
+from atoll.report.shown import shown
 
 if TYPE_CHECKING:
     from atoll.job.file import JobFile
@@ -82,7 +83,7 @@ def serve_job(
             progress.close()
         report = done.run.report(run / "report.html")
     models = "".join(f"model  {path}\n" for path in sorted(run.glob("model*.safetensors")))
-    sys.stdout.write(f"ended: {done.reason}\nrun    {run}\n{models}report {report}\n")
+    sys.stdout.write(shown(f"ended: {done.reason}\nrun    {run}\n{models}report {report}\n"))
 
 
 def _served(said: JobFile | RoleJob, parties: int | None, **settings: Any) -> Served | RolesServed:

@@ -34,7 +34,7 @@ combine = {{ use = "sum" }}
 availability = {{ use = "always" }}
 
 # When to end before the last round (atoll list stop).
-stop = [{{ use = "patience", metric = "test.loss", rounds = 20 }}]
+stop = [{{ use = "patience", metric = "{watched}", rounds = 20 }}]
 """
 
 HOLDOUT = "test = 0.2 keeps a fifth of every party's samples for its own test."
@@ -46,6 +46,7 @@ class Start(NamedTuple):
     options: str
     model: str = "softmax"
     hint: str = HOLDOUT
+    watched: str = "test.loss"
 
 
 CLASSES = Start('clients = 10, by = "dirichlet", test = 0.2')
@@ -61,6 +62,12 @@ STARTS = {
         'path = "{name}.csv", target = "label", clients = 10, test = 0.2',
         hint='path: your file, CSV or Parquet; target: the column to predict (numbers: model "linear"); client = "…", '
         "instead of\n# clients = 10: the column that says who holds a row.",
+    ),
+    "schema": Start(
+        'target = {{ name = "label", values = ["no", "yes"] }}, features = [{{ name = "age", unit = "years" }}], '
+        "test = 0.2",
+        hint="No samples here: serve it (atoll serve), and parties bring theirs. State all columns, see docs/data.md.",
+        watched="local.loss",
     ),
     "saved": Start('folder = "{name}"', hint='folder: where Federated.save wrote it; for numbers take model "linear".'),
 }
@@ -82,6 +89,8 @@ def new_job(name: str, data: str) -> None:
         raise BadJob(f"{path}: there is no folder {path.parent}; make it first")
     start = STARTS.get(data, CLASSES)
     options = start.options.format(name=name)
-    said = TEMPLATE.format(name=name, data=data, options=options, model=start.model, hint=start.hint)
+    said = TEMPLATE.format(
+        name=name, data=data, options=options, model=start.model, hint=start.hint, watched=start.watched
+    )
     path.write_text(said, encoding="utf-8")
     sys.stdout.write(f"wrote {path}; see what it would do with: atoll explain {path}\n")

@@ -14,6 +14,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from atoll.report.shown import shown
+
 if TYPE_CHECKING:
     from atoll.runtimes.network.server.health import OpenQuestion
 
@@ -64,7 +66,7 @@ def status_of(run: Path, as_json: bool) -> None:
     else:
         said = served = status(run)
         words = in_words(served)
-    sys.stdout.write(json.dumps(said) + "\n" if as_json else "".join(f"{line}\n" for line in words))
+    sys.stdout.write(json.dumps(said) + "\n" if as_json else "".join(f"{shown(line)}\n" for line in words))
 
 
 def stop_run(run: Path) -> None:

@@ -123,12 +123,23 @@ def parse_any(
         raise BadJob(f"{where}: not TOML: {error}") from None
     for override in overrides:
         _override(said, override)
+    if not local:
+        _check_text(said, where)
     try:
         return any_from_table(said, None if local else _admitting(parts))
     except OldName as error:
         raise OldName(f"{where}: {error}") from None
     except BadJob as error:
         raise BadJob(f"{where}: {error}{of_release_0_1(said)}") from None
+
+
+def _check_text(said: object, where: str) -> None:
+    """Refuse a text of a peer with signs that would garble a screen; TOML can write any of them in ASCII."""
+    if isinstance(said, str) and not said.isprintable():
+        raise BadJob(f"{where}: {said[:40]!r} has control characters: take them out")
+    inner = [*said, *said.values()] if isinstance(said, Mapping) else said if isinstance(said, list) else ()
+    for one in inner:
+        _check_text(one, where)
 
 
 def _admitting(parts: Mapping[str, str]) -> Gate:

@@ -15,6 +15,7 @@ from atoll.report import privacy, roles
 from atoll.report.draw import About, Fact, Facts, draw, number
 from atoll.report.figures import score
 from atoll.report.layout import CSS, as_list, as_table, as_tiles, joined, svg
+from atoll.report.shown import shown
 from atoll.report.units import count, in_bytes, in_seconds
 
 DOING = {"compile": "compiling", "train": "training", "combine": "combining", "evaluate": "evaluation"}
@@ -24,9 +25,9 @@ MANY = 20  # rows of a table before it is folded
 def write(path: str | Path, about: About, facts: Facts) -> Path:
     """Write the report; the file is the old one or the new one, whatever happens."""
     path = Path(path)
-    text = page(about, facts)
+    text = shown(page(about, facts))
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, text.encode("utf-8", "replace"), sync=False)  # a name may hold half a surrogate pair
+    replace_file(path, text.encode("utf-8"), sync=False)
     return path
 
 

@@ -24,13 +24,26 @@ class TooLong(AtollError, RuntimeError):
     code = "too_long"
 
 
-class Subprocess:
-    """A process beside this one for a few pieces of work: what it has imported and read is gone when it ends."""
+class TooLarge(AtollError, MemoryError):
+    """A piece of work that needs more memory than it was given."""
 
-    def __init__(self) -> None:
+    code = "too_large"
+
+
+class Subprocess:
+    """A process beside this one for a few pieces of work: what it has imported and read is gone when it ends.
+
+    Args:
+        memory: bytes that it may have; None: as many as the system gives.
+    """
+
+    def __init__(self, memory: int | None = None) -> None:
+        self._memory = memory
         self._line, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True, name="atoll-subprocess")
+        self._process = context.Process(
+            target=_work, args=(theirs, os.getpid(), memory), daemon=True, name="atoll-subprocess"
+        )
         with quiet_main("spawn"):
             self._process.start()
         theirs.close()
@@ -45,6 +58,9 @@ class Subprocess:
         except (EOFError, OSError):
             self._process.join(5)
             raise TooLong(f"{work.__name__} ended with code {self._process.exitcode}: too little memory?") from None
+        if isinstance(failed, MemoryError):
+            allowed = "there are" if self._memory is None else f"the {self._memory:,} bytes that it may have"
+            raise TooLarge(f"{work.__name__.strip('_')} needs more memory than {allowed}, and was given up")
         if failed is not None:
             raise failed
         return found
@@ -58,8 +74,12 @@ class Subprocess:
         self._process.join(5)
 
 
-def _work(line: Connection, parent: int) -> None:
+def _work(line: Connection, parent: int, memory: int | None) -> None:
     settle(None, parent)
+    if memory is not None and sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))  # what is written to, not what is mapped
     with contextlib.suppress(EOFError, OSError):
         while True:
             work, given = line.recv()

@@ -65,7 +65,7 @@ def edge(
     folder, times = Path(folder), times or Times(answer=300.0)
     hello = write_envelope(Hello(name, 0, Layout({}), edge=True))
     with calling(parent, credentials, folder, times, policy) as (transport, audit):
-        welcome = welcomed(transport, hello)
+        welcome = welcomed(transport, hello, policy)
         members = parties_of(welcome)
         session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world, welcome.data)
         assessed = assess(session, server, parent)

@@ -24,6 +24,7 @@ import msgspec
 
 from atoll.core.errors import AtollError, Unwritable
 from atoll.crypto.keys import Refused, refuse_if
+from atoll.report.shown import one_line
 from atoll.runtimes.network.messages.awake import AwakeClock
 from atoll.runtimes.network.messages.calls import (
     LIMITS,
@@ -449,7 +450,7 @@ class PartyTransport:
     def _meaning(self, error: grpc.RpcError, took: float) -> AtollError:
         """Refused, if the server or a handshake says so; else Unreachable. `took`: seconds until the call failed."""
         grpc = grpc_library()
-        status, said = error.code(), error.details() or ""
+        status, said = error.code(), one_line(error.details() or "")[:SENTENCE]
         code = dict(error.trailing_metadata() or ()).get(CODE)
         if status == grpc.StatusCode.UNAUTHENTICATED:
             return Unknown(said)
@@ -463,7 +464,7 @@ class PartyTransport:
         trouble = self._credentials.trouble(self._address) if turned_down else None
         if trouble:
             return _Seemingly(trouble)
-        return Unreachable(f"the server at {self._address} does not answer ({status.name.lower()}: {said[:SENTENCE]})")
+        return Unreachable(f"the server at {self._address} does not answer ({status.name.lower()}: {said})")
 
 
 def refusal(code: object, sentence: str) -> Refused:

@@ -133,6 +133,7 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     plan = _plan(planned, answers, costs, session.policy.delta) + Counter({UNLIMITED: evaluations})
     spent = epsilon(plan, session.policy.delta)
     schemas = [phase.schema for phase in job.method.phases.values()]
+    session.policy.check_sizes(parameters=max(schema.size for schema in schemas))
     combine, exposure = _weakest(program, questions)
     cut = job.select.batches(len(everybody), program.world)
     batches = () if cut is None else tuple(tuple(map(int, row)) for row in cut)

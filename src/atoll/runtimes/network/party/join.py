@@ -123,10 +123,10 @@ def join(
         account = account_of(policy, folder)
         carry_over(audit, account)
         while True:
-            with Subprocess() as child:
+            with Subprocess(policy.max_assess_memory) as child:
                 held = child.do(_summary, policy.data, within=PATIENCE)
                 hello = said(audit, address, Hello(name, held.samples, held.sample, columns=held.columns))
-                welcome = welcomed(transport, hello)
+                welcome = welcomed(transport, hello, policy)
                 session = Session(policy, welcome.job, welcome.number, parties_of(welcome), welcome.classes, world)
                 work = partial(child.do, _assess, session, server, address, within=PATIENCE)
                 assessed = alive(work, partial(transport.hello, hello), times.silence / 3)
@@ -189,9 +189,10 @@ def said(audit: AuditLog, server: str, hello: Hello) -> bytes:
     return text
 
 
-def welcomed(transport: PartyTransport, hello: bytes) -> Welcome:
-    """Say hello; return what the server says of its job."""
+def welcomed(transport: PartyTransport, hello: bytes, policy: Policy) -> Welcome:
+    """Say hello; return what the server says of its job, within the sizes that the policy allows."""
     welcome = read_envelope(Welcome, transport.hello(hello))
+    policy.check_sizes(parties=max(parties_of(welcome), welcome.number + 1), classes=welcome.classes)
     if hashlib.sha256(welcome.job.encode()).digest() != welcome.manifest:
         raise Refused("the job is not the one that its hash names: the server is broken or lies")
     if welcome.successor and transport.told(welcome.successor):

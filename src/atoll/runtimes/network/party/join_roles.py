@@ -79,9 +79,9 @@ def join_roles(
         carry_over(audit, account)
         while True:
             hello = said(audit, address, Hello(name, 0, Layout({})))
-            welcome = welcomed(transport, hello)
+            welcome = welcomed(transport, hello, policy)
             session = RoleSession(policy, welcome.job, name, welcome.number, server, address, world)
-            with Subprocess() as child:
+            with Subprocess(policy.max_assess_memory) as child:
                 work = partial(child.do, _consider, session, within=PATIENCE)
                 considered = alive(work, partial(transport.hello, hello), times.silence / 3)
             budget = JobBudget(account, policy, _assessed(considered), welcome.manifest.hex())
@@ -189,7 +189,7 @@ class RoleDesk:
         """Look at the job again, now that all is known, and make ready to answer."""
         self.close()
         self._session = replace(self._session, agreed=agreed)
-        with Subprocess() as child:
+        with Subprocess(self._session.policy.max_assess_memory) as child:
             considered = child.do(_consider, self._session, within=PATIENCE)
         self._check(considered.manifest)
         self._questions = {name: on_wire(q, axis=True) for name, q in considered.questions.items()}

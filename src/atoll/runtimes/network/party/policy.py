@@ -24,6 +24,7 @@ _WORD = 200
 REQUIRE = ("secure_sum", "noise")
 SERVERS = ("", "semi-honest", "sparse", "malicious")  # from which a hidden sum protects, the strongest last
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+SIZES = ("max_parties", "max_classes", "max_assess_memory")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
@@ -168,6 +169,9 @@ class Policy:
     round_metrics: int | None = None  # sums over this party's own test data are told in multiples of it
     max_parameters: int = 100_000_000
     max_memory: int = 10_000_000_000  # bytes that a method may keep at this party
+    max_parties: int = 10_000  # that a server may say there are
+    max_classes: int = 10_000
+    max_assess_memory: int = 8_000_000_000  # bytes of the process that works out what a job would do
     hours: str | None = None  # "22:00-06:00", of the clock on the wall
     # Packages whose parts a job may use, each with its digest: `atoll parts` prints them.
     parts: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -177,7 +181,7 @@ class Policy:
     def __post_init__(self) -> None:
         epsilons = ("max_epsilon", "max_epsilon_job", "max_epsilon_month")
         numbers = dict.fromkeys((*epsilons, "min_noise", "max_norm"), "finite")
-        limits = ("max_bytes", "max_rounds", "max_evaluations", "max_parameters", "max_memory", "round_metrics")
+        limits = (*SIZES, "max_bytes", "max_rounds", "max_evaluations", "max_parameters", "max_memory", "round_metrics")
         counts = dict.fromkeys(limits, "whole")
         for key, kind in {**numbers, **counts}.items():
             value, right = getattr(self, key), _whole if kind == "whole" else _number
@@ -211,6 +215,15 @@ class Policy:
         start, end = _window(self.hours)
         at = now.time()
         return start <= at < end if start < end else at >= start or at < end
+
+    def check_sizes(self, *, parties: int = 0, classes: int = 0, parameters: int = 0) -> None:
+        """Refuse what a server says of sizes before any memory is spent on them."""
+        said = {"parties": parties, "classes": classes, "parameters": parameters}
+        for what, number in said.items():
+            most = getattr(self, f"max_{what}")
+            if number > most:
+                fact = f"the server says {number:,} {what}, and {most:,} is the limit"
+                raise NotAllowed(self._says(f"max_{what}", fact, "ask its owner why, or raise the limit"))
 
     @property
     def dataset_name(self) -> str:
