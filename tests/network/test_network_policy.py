@@ -316,6 +316,24 @@ def test_hours_are_those_of_the_clock_on_the_wall() -> None:
     assert night.open_at(datetime(2025, 3, 1, 23, tzinfo=timezone(timedelta(hours=12))))  # 11:00 in UTC
 
 
+def test_hours_are_of_the_time_zone_that_the_policy_names_in_summer_and_in_winter() -> None:
+    night = Policy(hours="22:00-06:00", time_zone="Europe/Berlin")
+    for month, shift in ((1, 1), (7, 2)):
+        for hour in range(24):
+            there = (hour + shift) % 24
+            assert night.open_at(datetime(2025, month, 10, hour, tzinfo=UTC)) == (there >= 22 or there < 6)
+    said = next(
+        Policy(allow_plain=True, hours="13:00-14:00", time_zone="Asia/Tokyo").objections(JOB, now=NOON, spent=0)
+    )
+    assert "in Asia/Tokyo, and this party takes part at 13:00-14:00" in said
+    assert Policy(hours="12:00-12:01", time_zone="UTC").open_at(datetime(2025, 1, 1, 12, tzinfo=UTC))
+    for wrong in ("Europe/Atlantis", "", "../etc/passwd", "CEST+9x"):
+        with pytest.raises(BadPolicy, match="no such time zone is known here"):
+            Policy(time_zone=wrong)
+    with pytest.raises(BadPolicy, match='a text, as in "Europe/Berlin"'):
+        Policy.parse("time_zone = 2")
+
+
 @given(a=st.times(), b=st.times(), at=st.times())
 def test_a_window_and_its_other_half_share_no_moment_and_miss_none(a: time, b: time, at: time) -> None:
     a, b = a.replace(second=0, microsecond=0), b.replace(second=0, microsecond=0)

@@ -24,6 +24,9 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="override a key of
 Slowest = Annotated[
     float, typer.Option(min=1.0, help="bytes a second of the slowest line that is waited for; the same on both sides")
 ]
+Proxy = Annotated[
+    str | None, typer.Option(metavar="http://HOST:PORT", help="HTTPS proxy; default: HTTPS_PROXY; none: no proxy")
+]
 Log = Annotated[LogFormat, typer.Option("--log", help="what is said on stderr: text, or JSON objects a line each")]
 
 
@@ -170,13 +173,14 @@ def join(
         float | None, typer.Option(help="seconds to try to reach the server before giving up; default: for ever")
     ] = None,
     slowest: Slowest = 32_000.0,
+    proxy: Proxy = None,
     log: Log = LogFormat.text,
 ) -> None:
     """Take part in a served job with this party's own data."""
     from atoll.cli.network import join_job
 
     join_job(address, server=server, key=own, policy=policy, folder=folder, insecure=insecure, patience=patience,
-             slowest=slowest, form=log)  # fmt: skip
+             slowest=slowest, form=log, proxy=proxy)  # fmt: skip
 
 
 @app.command()
@@ -190,13 +194,14 @@ def edge(
     folder: Annotated[Path, typer.Option(help="where this edge keeps its audit log and who is below")] = Path("edge"),
     parties: Annotated[int | None, typer.Option(min=1, help="begin with so many; default: all of the roster")] = None,
     first: Annotated[int, typer.Option(min=0, help="the number of the first party below")] = 0,
+    proxy: Proxy = None,
     log: Log = LogFormat.text,
 ) -> None:
     """Stand between a server and parties: a server to them, a party to it."""
     from atoll.cli.network import edge_of
 
     edge_of(parent, server=server, key=own, policy=policy, folder=folder, address=address, roster=roster,
-            parties=parties, first=first, form=log)  # fmt: skip
+            parties=parties, first=first, form=log, proxy=proxy)  # fmt: skip
 
 
 @app.command()

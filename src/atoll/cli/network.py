@@ -102,7 +102,7 @@ def _served(said: JobFile | RoleJob, parties: int | None, **settings: Any) -> Se
 
 def join_job(
     address: str, *, server: str, key: Path | None, policy: Path, folder: Path, insecure: str | None,
-    patience: float | None, slowest: float, form: LogFormat,
+    patience: float | None, slowest: float, form: LogFormat, proxy: str | None = None,
 ) -> None:  # fmt: skip
     """Take part in a served job for as long as it lasts."""
     from atoll.runtimes.network.messages.calls import Times
@@ -124,6 +124,7 @@ def join_job(
             why = join(
                 address, credentials, name, limits, folder, server=known, say=lambda text: say("told", text),
                 times=Times(patience=math.inf if patience is None else patience, slowest=slowest),
+                proxy=proxy,
             )  # fmt: skip
         except KeyboardInterrupt:
             say("stopped", "stopped; joining again with the same key and folder resumes")
@@ -133,7 +134,7 @@ def join_job(
 
 def edge_of(
     parent: str, *, server: str, key: Path | None, policy: Path, folder: Path, address: str, roster: Path,
-    parties: int | None, first: int, form: LogFormat,
+    parties: int | None, first: int, form: LogFormat, proxy: str | None = None,
 ) -> None:  # fmt: skip
     """Stand between a server and the parties of a roster for as long as the job lasts."""
     from atoll.runtimes.network.edge import Downstream, edge
@@ -151,7 +152,7 @@ def edge_of(
         )  # fmt: skip
         why = edge(
             parent, up, up.member.name, limits, folder, below, server=key_text(up.server.key),
-            say=lambda text: say("told", text),
+            say=lambda text: say("told", text), proxy=proxy,
             ready=lambda at: say("serving", f"serving at {at}; waiting for parties (atoll join)", address=at),
         )  # fmt: skip
         say("ended", f"ended: {why}", reason=why)

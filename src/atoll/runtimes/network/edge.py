@@ -59,12 +59,12 @@ def edge(
     parent: str, credentials: PartyTLS | Insecure, name: str, policy: Policy, folder: str | Path, below: Downstream, *,
     server: str = "",
     world: Callable[[int], World] = World.real, times: Times | None = None, say: Callable[[str], None] = lambda _: None,
-    ready: Callable[[str], None] = lambda _: None, stop: threading.Event | None = None,
+    ready: Callable[[str], None] = lambda _: None, stop: threading.Event | None = None, proxy: str | None = None,
 ) -> str:  # fmt: skip
     """Stand between a server and parties until the server says that it is over; returns why."""
     folder, times = Path(folder), times or Times(answer=300.0)
     hello = write_envelope(Hello(name, 0, Layout({}), edge=True))
-    with calling(parent, credentials, folder, times, policy) as (transport, audit):
+    with calling(parent, credentials, folder, times, policy, proxy) as (transport, audit):
         welcome = welcomed(transport, hello, policy)
         members = parties_of(welcome)
         session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world, welcome.data)

@@ -44,6 +44,7 @@ from atoll.runtimes.network.messages.calls import (
 )
 from atoll.runtimes.network.messages.fair_semaphore import SLICE, FairSemaphore
 from atoll.runtimes.network.messages.payload import CHUNK, Body, Header, Payload, QuestionPayload, messages_of, receive
+from atoll.runtimes.network.trust.proxy import proxy_for
 from atoll.runtimes.network.trust.roster import Unreadable
 from atoll.runtimes.network.trust.tls import RENEW, Insecure, PartyTLS, ServerTLS, Unknown, grpc_library, split
 
@@ -334,8 +335,9 @@ class PartyTransport:
         limits: Limits = LIMITS,
         times: Times = TIMES,
         folder: Path | None = None,
+        proxy: str | None = None,
     ) -> None:
-        split(address)
+        self._proxy = proxy_for(split(address)[0], proxy)
         self._address, self._credentials = address, credentials
         self._limits, self._times, self._folder = limits, times, folder
         self._lock = threading.Lock()
@@ -410,9 +412,10 @@ class PartyTransport:
         """The channel. One that has grown old is left to end by itself, before its certificate does."""
         with self._lock:
             if time.monotonic() - self._made > RENEW:
-                options = [
+                options: list[tuple[str, int | str]] = [
                     *settings(self._times),
-                    ("grpc.enable_http_proxy", 0),
+                    ("grpc.enable_http_proxy", int(self._proxy is not None)),
+                    *([("grpc.http_proxy", self._proxy)] if self._proxy else []),
                     ("grpc.service_config_disable_resolution", 1),
                     ("grpc.enable_retries", 0),
                     ("grpc.use_local_subchannel_pool", 1),
@@ -461,7 +464,7 @@ class PartyTransport:
         # A line that was turned down at once, by no server of ours, is looked into with another handshake: it also
         # finds out that nobody listens. A server that is slow is left alone.
         turned_down = status == grpc.StatusCode.UNAVAILABLE and code is None and took < self._times.silence / 2
-        trouble = self._credentials.trouble(self._address) if turned_down else None
+        trouble = self._credentials.trouble(self._address, self._proxy) if turned_down else None
         if trouble:
             return _Seemingly(trouble)
         return Unreachable(f"the server at {self._address} does not answer ({status.name.lower()}: {said})")

@@ -104,10 +104,12 @@ def join(
     times: Times | None = None,
     say: Callable[[str], None] = lambda _: None,
     stop: threading.Event | None = None,
+    proxy: str | None = None,
 ) -> str:
     """Take part until the server says that it is over; returns why. What the policy forbids raises NotAllowed.
 
     `server` is the server's key, as rosters write it. Should another job come back under it, that is looked at anew.
+    `proxy` is that of HTTPS_PROXY where nothing is said, and "none" is none.
     """
     stop = stop or threading.Event()
     if not in_hours(policy, say, stop):
@@ -116,10 +118,20 @@ def join(
         from atoll.runtimes.network.party.join_roles import join_roles
 
         return join_roles(
-            address, credentials, name, policy, folder, server=server, world=world, times=times, say=say, stop=stop
+            address,
+            credentials,
+            name,
+            policy,
+            folder,
+            server=server,
+            world=world,
+            times=times,
+            say=say,
+            stop=stop,
+            proxy=proxy,
         )
     folder, times = Path(folder), times or Times()
-    with calling(address, credentials, folder, times, policy) as (transport, audit):
+    with calling(address, credentials, folder, times, policy, proxy) as (transport, audit):
         account = account_of(policy, folder)
         carry_over(audit, account)
         while True:
@@ -171,11 +183,16 @@ def told(policy: Policy, reason: Exception) -> str:
 
 @contextmanager
 def calling(
-    address: str, credentials: PartyTLS | Insecure, folder: Path, times: Times, policy: Policy
+    address: str,
+    credentials: PartyTLS | Insecure,
+    folder: Path,
+    times: Times,
+    policy: Policy,
+    proxy: str | None = None,
 ) -> Iterator[tuple[PartyTransport, AuditLog]]:
     """Open a line to a server, and the record of what leaves by it; the server is told what the policy forbids."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    transport = PartyTransport(address, credentials, times=times, folder=folder)
+    transport = PartyTransport(address, credentials, times=times, folder=folder, proxy=proxy)
     with AuditLog(folder / "audit.jsonl") as audit, closing(transport), agreeing(transport, policy):
         yield transport, audit
 

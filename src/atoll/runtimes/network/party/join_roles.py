@@ -65,6 +65,7 @@ def join_roles(
     times: Times | None = None,
     say: Callable[[str], None] = lambda _: None,
     stop: threading.Event | None = None,
+    proxy: str | None = None,
 ) -> str:
     """Play a role until the server says that it is over; returns why. What the policy forbids raises NotAllowed.
 
@@ -74,7 +75,7 @@ def join_roles(
     from atoll.runtimes.network.party.roles import RoleSession
 
     folder, times = Path(folder), times or Times()
-    with calling(address, credentials, folder, times, policy) as (transport, audit):
+    with calling(address, credentials, folder, times, policy, proxy) as (transport, audit):
         account = account_of(policy, folder)
         carry_over(audit, account)
         while True:

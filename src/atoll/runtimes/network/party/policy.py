@@ -7,11 +7,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import datetime, time
+from datetime import UTC, datetime, time, tzinfo
 from hashlib import sha256
 from math import inf, isnan
 from pathlib import Path
 from typing import NamedTuple, Self, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from atoll.core.errors import AtollError, nearest
 from atoll.core.question import Exposure
@@ -173,6 +174,7 @@ class Policy:
     max_classes: int = 10_000
     max_assess_memory: int = 8_000_000_000  # bytes of the process that works out what a job would do
     hours: str | None = None  # "22:00-06:00", of the clock on the wall
+    time_zone: str | None = None  # of the hours, as in "Europe/Berlin"; None: the machine's
     # Packages whose parts a job may use, each with its digest: `atoll parts` prints them.
     parts: Mapping[str, str] = field(default_factory=dict, hash=False)
     data: Mapping[str, object] = field(default_factory=dict, hash=False)  # a recipe, as in a job file
@@ -199,6 +201,8 @@ class Policy:
                 raise BadPolicy(f"require={wish!r}: there is no such protection; {nearest(wish, REQUIRE)}")
         if self.hours is not None:
             _window(self.hours)
+        if self.time_zone is not None:
+            _zone(self.time_zone)
         _check_parts(self.parts)
         self._check_account()
 
@@ -213,8 +217,12 @@ class Policy:
         if self.hours is None:
             return True
         start, end = _window(self.hours)
-        at = now.time()
+        at = self.here(now).time()
         return start <= at < end if start < end else at >= start or at < end
+
+    def here(self, now: datetime) -> datetime:
+        """Return a moment as the clocks of this party's time zone show it."""
+        return now if self.time_zone is None else now.astimezone(_zone(self.time_zone))
 
     def check_sizes(self, *, parties: int = 0, classes: int = 0, parameters: int = 0) -> None:
         """Refuse what a server says of sizes before any memory is spent on them."""
@@ -244,7 +252,8 @@ class Policy:
         yield from self._epsilon(manifest, before)
         yield from self._limits(manifest, before)
         if not self.open_at(now):
-            fact = f"it is {now:%H:%M}, and this party takes part at {self.hours}"
+            where = f" in {self.time_zone}" if self.time_zone else ""
+            fact = f"it is {self.here(now):%H:%M}{where}, and this party takes part at {self.hours}"
             yield self._says("hours", fact, "join again then")
 
     def _who(self, job: Manifest) -> Iterator[str]:
@@ -394,7 +403,13 @@ def _value(key: str, value: object) -> object:
         if not isinstance(wishes, list) or not all(isinstance(v, str) for v in wishes):
             raise BadPolicy(f"require={value!r}: {' or '.join(REQUIRE)}, or a list of both")
         return tuple(v for v in wishes if v != "nothing")
-    examples = {"hours": "22:00-06:00", "roster": "roster", "dataset": "wards", "accounts": "accounts"}
+    examples = {
+        "hours": "22:00-06:00",
+        "time_zone": "Europe/Berlin",
+        "roster": "roster",
+        "dataset": "wards",
+        "accounts": "accounts",
+    }
     example = examples.get(key)
     if example and not isinstance(value, str):
         raise BadPolicy(f'{key}={value!r}: a text, as in "{example}"')
@@ -425,6 +440,18 @@ def _window(hours: str) -> tuple[time, time]:
 
 def _more(before: int) -> str:
     return f", other jobs on this data have taken {before:,}" if before else ""
+
+
+def _zone(name: str) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise BadPolicy(
+            f'time_zone={name!r}: no such time zone is known here; write it as in "Europe/Berlin" or "UTC", and '
+            "install tzdata where there are none"
+        ) from None
 
 
 def _whole(value: object) -> bool:

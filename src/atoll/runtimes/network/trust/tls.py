@@ -12,7 +12,6 @@ import contextlib
 import ipaddress
 import os
 import re
-import socket
 import ssl
 import tempfile
 import time
@@ -32,6 +31,7 @@ from cryptography.x509.oid import NameOID
 
 from atoll.core.errors import NotInstalled
 from atoll.crypto.keys import Identity, Refused, refuse_if
+from atoll.runtimes.network.trust.proxy import ProxyRefuses, connected
 from atoll.runtimes.network.trust.roster import (
     NamedIdentity,
     Peer,
@@ -216,7 +216,7 @@ class PartyTLS:
         """Trust the key that the server announces; tell whether it is new."""
         return self.folder is not None and remember(self.server.key, self.folder, said) is not None
 
-    def trouble(self, address: str) -> str | None:
+    def trouble(self, address: str, proxy: str | None = None) -> str | None:
         """Why the server and this party do not come together, as a handshake tells; None if it cannot be reached."""
         if self.lasts <= timedelta():
             return f"the certificate of {self.member.name} has expired: it lasts {self.lasts}"
@@ -228,8 +228,10 @@ class PartyTLS:
             file.flush()
             context.load_cert_chain(file.name)
         try:
-            with _shaken(context, address) as line:
+            with _shaken(context, address, proxy) as line:
                 return None if line.recv(1) else self._turned_away(address)
+        except ProxyRefuses as refusal:
+            return str(refusal)
         except OSError as error:
             return self._told(error, address)
 
@@ -289,11 +291,11 @@ class Insecure:
     def channel(self, address: str, options: Sequence[tuple[str, int | str]]) -> grpc.Channel:
         return grpc_library().insecure_channel(_loopback(address), options)
 
-    def trouble(self, address: str) -> str | None:
+    def trouble(self, address: str, proxy: str | None = None) -> str | None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent, only the manner is heard
         try:
-            with _shaken(context, address):
+            with _shaken(context, address, proxy):
                 return f"the server at {address} speaks TLS: leave --insecure out"
         except OSError:
             return None
@@ -310,10 +312,10 @@ def _loopback(address: str) -> str:
 
 
 @contextlib.contextmanager
-def _shaken(context: ssl.SSLContext, address: str) -> Iterator[ssl.SSLSocket]:
+def _shaken(context: ssl.SSLContext, address: str, proxy: str | None) -> Iterator[ssl.SSLSocket]:
     context.set_alpn_protocols(["h2"])
     with (
-        socket.create_connection(split(address), timeout=PROBE) as raw,
+        connected(*split(address), proxy, PROBE) as raw,
         context.wrap_socket(raw, server_hostname=HOST) as line,
     ):
         yield line
