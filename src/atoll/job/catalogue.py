@@ -425,10 +425,15 @@ def table(part: object) -> object:  # noqa: PLR0911 - one a kind
 
 
 def _fields(part: object) -> dict[str, object]:
+    """Say the fields of a part. One that a later release added (`metadata={"since": …}`) is said where it was chosen:
+    a text that does not choose it stays the same text, with the same hash.
+    """
     assert is_dataclass(part)
     said = {}
     for field in fields(part):
         value = getattr(part, field.name)
+        if "since" in field.metadata and value == field.default:
+            continue
         if value is None and field.default is not None:
             value = ALL
         if value is not None and field.init:

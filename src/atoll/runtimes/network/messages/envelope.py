@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +12,10 @@ from atoll.core.question import Fault, Layout, refuse_if
 from atoll.data.schema import TableSchema
 from atoll.runtimes.network.messages.trees import BROKEN, SORTED
 
-PROTOCOL = 3  # 2: release 0.1, which is told at its hello that one side is older
+# Two versions that follow each other speak to each other, in the words of the older one: the newer side leaves out what
+# the other does not know (`since`), and whoever is greeted by a newer party reads past what it does not know itself.
+PROTOCOL = 3
+FIRST = 3  # 2: release 0.1, which is told at its hello that one side is older
 _Count = Annotated[int, Meta(ge=0, lt=2**48)]
 # A party makes lists and models of such lengths before its policy can check the job.
 _Number = Annotated[int, Meta(ge=0, lt=2**20)]
@@ -24,7 +28,13 @@ _Asked = Annotated[
 
 
 class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """A record that says its kind. More or less than its fields is refused, and text that would garble a screen."""
+    """A record that says its kind. More or less than its fields is refused, and text that would garble a screen.
+
+    `since` names fields that came with a later version than the first, and with which; each has a default, which means
+    what was meant before.
+    """
+
+    since: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -120,9 +130,25 @@ _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in MOST_BYTES}
 _stamp = msgspec.msgpack.Decoder(_Stamp)
 
 
-def write_envelope(envelope: Envelope) -> bytes:
-    """A record as bytes: equal records give equal bytes."""
-    return SORTED.encode(envelope)
+def spoken_with(version: int) -> int:
+    """Return the version that is spoken with a peer that says this one."""
+    return min(version, PROTOCOL)
+
+
+def write_envelope(envelope: Envelope, version: int | None = None) -> bytes:
+    """A record as bytes, for a peer of a version (default: this one's): equal records give equal bytes."""
+    if version in (None, PROTOCOL):
+        return SORTED.encode(envelope)
+    late = [name for name, came in envelope.since.items() if came > version]
+    said: dict[str, object] = msgspec.to_builtins(envelope, builtin_types=(bytes,))
+    said |= {"version": version} if "version" in said else {}
+    return SORTED.encode({name: value for name, value in said.items() if name not in late})
+
+
+def _known(kind: type[Envelope], data: bytes) -> bytes:
+    """Leave out of a newer peer's record what is not known here."""
+    said = msgspec.msgpack.decode(data, type=dict[str, msgspec.Raw])
+    return SORTED.encode({name: value for name, value in said.items() if name in ("type", *kind.__struct_fields__)})
 
 
 def read_envelope(kind: type[AnyEnvelope], data: bytes) -> AnyEnvelope:
@@ -134,7 +160,8 @@ def read_envelope(kind: type[AnyEnvelope], data: bytes) -> AnyEnvelope:
         theirs = stamp.version if kind in (Hello, Welcome) else PROTOCOL
         server, party = (theirs, PROTOCOL) if kind is Welcome else (PROTOCOL, theirs)
         remedy = f"upgrade {'the server' if server < party else 'this party'} with pip install --upgrade atoll"
-        refuse_if(server != party, "version", f"the server speaks version {server}, this party {party}: {remedy}")
-        return _decoders[kind].decode(data)
+        apart = min(server, party) < FIRST or abs(server - party) > 1 or (kind is Welcome and theirs > PROTOCOL)
+        refuse_if(apart, "version", f"the server speaks version {server}, this party {party}: {remedy}")
+        return _decoders[kind].decode(_known(kind, data) if theirs > PROTOCOL else data)
     except BROKEN:
         raise Fault("form", f"the bytes are no {name}: they are damaged, or of another version") from None

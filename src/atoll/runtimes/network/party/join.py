@@ -403,7 +403,9 @@ class Party:
                 self._move(len(self._answered[2]))
         _, answer, text = self._answered
         header = header_of("answer", f"{head.run}/{head.number}", text)
-        sealed = Header(header.kind, header.id, header.size, header.sha256, write_envelope(answer))
+        sealed = Header(
+            header.kind, header.id, header.size, header.sha256, write_envelope(answer, self._welcome.version)
+        )
         receipt = read_envelope(Receipt, self._transport.push(sealed, text))
         what = f"declined {head.what}: {answer.declined}" if answer.declined else f"{head.what}: {header.size:,} bytes"
         self._say(f"round {head.t + 1}, {what}" + (f", refused: {receipt.reason}" if receipt.reason else ""))

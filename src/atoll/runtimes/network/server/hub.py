@@ -27,6 +27,7 @@ from atoll.runtimes.network.messages.answers import read_answer
 from atoll.runtimes.network.messages.awake import AwakeClock
 from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, Later, Limits, RunFailed, RunOver, Times
 from atoll.runtimes.network.messages.envelope import (
+    PROTOCOL,
     AnswerHead,
     Goodbye,
     Hello,
@@ -34,6 +35,7 @@ from atoll.runtimes.network.messages.envelope import (
     Receipt,
     Welcome,
     read_envelope,
+    spoken_with,
     write_envelope,
 )
 from atoll.runtimes.network.messages.payload import Header, QuestionPayload, header_of
@@ -131,6 +133,7 @@ class Hub:
         self._quorum, self._phases = Quorum(0), frozenset[str]()
         self._numbers: dict[str, int] = {}
         self._samples: dict[int, int] = {}  # as declared; an edge, which speaks for others, declares none
+        self._speaks: dict[int, int] = {}  # which version, by party
         self._open: dict[int, _Open] = {}
         self._informed: set[int] = set()  # who was told that it is over
         self._begun_asking = False
@@ -156,14 +159,15 @@ class Hub:
             raise Refused(str(reason)) from None
         with self._turn:
             new = name not in self._numbers or self._refusing.pop(number, None) is not None
-            self._numbers[name] = number
+            self._numbers[name], self._speaks[number] = number, spoken_with(said.version)
             self._samples |= {} if said.edge else {number: said.samples}
             self._here(number)
             self._turn.notify_all()
         if new:
             self._journal.note(Note("joined", {"party": name, "number": number, "samples": said.samples}))
         told = (self._job, self._manifest, self._told, self._members, self._classes, self._data)
-        return write_envelope(Welcome(self._run, number, *told, self._hints, self._successor))
+        welcome = Welcome(self._run, number, *told, self._hints, self._successor)
+        return write_envelope(welcome, self._speaks[number])
 
     def _admit(self, name: str) -> str:
         """Return the key that a name uses now. A changed one counts at once, a new line from the next round on."""
@@ -250,7 +254,7 @@ class Hub:
                 if verdict == "rejected":
                     self._open[question].refused.add(number)
             self._turn.notify_all()
-        return write_envelope(Receipt(verdict in ("accepted", "again"), reason))
+        return write_envelope(Receipt(verdict in ("accepted", "again"), reason), self._speaks[number])
 
     def here(self, name: str) -> None:
         if name in self._numbers:
@@ -479,7 +483,7 @@ class Hub:
         t = int(ask.body["t"])
         self._begun_asking = True
         number = self._store.open_question(self._run, ask.what, t, asked)  # how long it counts is decided here
-        single = ask.each or self._used is not None
+        single = ask.each or self._used is not None or any(self._speaks.get(p, PROTOCOL) < PROTOCOL for p in asked)
         common = None if single else self._question(number, ask, ask.body, t, within)
         each = {p: {**ask.body, **ask.each.get(p, {})} for p in asked} if ask.each else dict.fromkeys(asked, ask.body)
         questions = {p: common or self._question(number, ask, each[p], t, within, p) for p in asked}
@@ -495,7 +499,8 @@ class Hub:
         used = -1 if self._used is None or party is None else int(self._used[party])
         header = header_of("question", f"{self._run}/{number}", body)
         head = QuestionHead(self._run, number, ask.what, t, within, header.size, header.sha256, used)
-        return QuestionPayload(Header("question", header.id, header.size, header.sha256, write_envelope(head)), body)
+        sealed = write_envelope(head, None if party is None else self._speaks.get(party))
+        return QuestionPayload(Header("question", header.id, header.size, header.sha256, sealed), body)
 
     def _wait(self, ask: Ask, asked: _Asked, within: float) -> None:
         """Wait for enough answers, for everybody who still gives a sign of life, or for the deadline.
