@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as hnp
 
 from atoll.core import question
 from atoll.core.question import MAX_LEAVES, Fault, Layout, Leaf, walk
+from atoll.data import schema
 from atoll.runtimes.network.messages import envelope as message
 from atoll.runtimes.network.messages import trees as tree_messages
 from atoll.runtimes.network.messages.trees import read_tree, write_tree
@@ -362,14 +363,15 @@ def test_a_header_is_padded_in_one_way() -> None:
     refused("form", struct.pack("<Q", length + 8) + data[8 : 8 + length] + b" " * 8 + bytes(8))
 
 
-@pytest.mark.parametrize("module", [message, tree_messages, question])
+@pytest.mark.parametrize("module", [message, tree_messages, question, schema])
 def test_nothing_that_could_run_code_is_imported(module: Any) -> None:
     tree = ast.parse(Path(module.__file__).read_text())
     imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     imported |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert imported <= {
         "__future__", "collections.abc", "math", "typing", "msgspec", "numpy", "atoll.core.errors",
-        "atoll.core.question", "atoll.core.tree", "atoll.runtimes.network.messages.trees",
+        "atoll.core.question", "atoll.core.tree", "atoll.runtimes.network.messages.trees", "atoll.data.schema",
+        "atoll.data.errors",
     }  # fmt: skip
     called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     assert not called & {"eval", "exec", "compile", "__import__", "open"}

@@ -12,9 +12,10 @@ from numpy.typing import ArrayLike
 
 from atoll.core.tree import Array
 from atoll.data.columns import Columns, read_columns
+from atoll.data.encode import MOST_CLASSES, encode, labels, learn_features, learn_target
 from atoll.data.errors import BadData
 from atoll.data.federated import Federated, Kind, Silos
-from atoll.data.schema import GONE, MOST_CLASSES, TableSchema, learn_features, learn_target
+from atoll.data.schema import GONE, TableSchema
 from atoll.data.table import Table, central
 
 
@@ -53,8 +54,8 @@ def from_arrays(
     kind = kind or _kind_of(y)
     pair = None
     if test is not None and not isinstance(test, int | float):
-        test_x, labels = _pair(test, "test")
-        pair = _samples(test_x), np.asarray(labels)
+        test_x, given = _pair(test, "test")
+        pair = _samples(test_x), np.asarray(given)
     y, count = _labels(y, kind, classes, "y")
     if kind == "classes" and classes is None and (y == y.flat[0]).all():
         raise BadData(f"all labels are {y.flat[0]}: give samples of at least two classes, or say kind = 'real'")
@@ -122,11 +123,13 @@ def from_csv(
     if schema is not None:
         schema.refuse(_learnt(columns, about, whole=False), str(path))
         found = msgspec.structs.replace(schema, missing=(*schema.missing, *missing))
-    y, told = found.y(columns), _kind_in(found)
+    y, told = labels(found, columns), _kind_in(found)
     pair = _second(test, found) if isinstance(test, str | Path) else test
     classes = None if found.target.values is None else len(found.target.values)
     stated = classes if schema is not None else None
-    table = from_arrays(found.x(columns), y, test=pair, keys=keys, kind=told, classes=stated, features=found.names)
+    table = from_arrays(
+        encode(found, columns), y, test=pair, keys=keys, kind=told, classes=stated, features=found.names
+    )
     if standardise if schema is None else schema.standardise:
         table = scaled(table, found.numeric)
     said: dict[str, object] = {"path": str(path), "target": target, "client": client, "kind": kind}
@@ -251,8 +254,8 @@ def _learnt(columns: Columns, about: _Reading, *, whole: bool) -> TableSchema:
 def _second(path: str | Path, schema: TableSchema) -> tuple[Array, Array]:
     """Read a test file as its training file was read."""
     columns = read_columns(path)
-    y = schema.y(columns)
-    return schema.x(columns, strict=False), y
+    y = labels(schema, columns)
+    return encode(schema, columns, strict=False), y
 
 
 def _client(columns: Columns, client: str) -> Array:

@@ -14,10 +14,11 @@ import numpy as np
 from atoll.core.tree import Array
 from atoll.data.arrays import scaled
 from atoll.data.columns import Columns, parse_csv
+from atoll.data.encode import encode, learn_features
 from atoll.data.errors import BadData
 from atoll.data.federated import Kind
 from atoll.data.files import File, read
-from atoll.data.schema import Column, TableSchema, learn_features
+from atoll.data.schema import Column, TableSchema
 from atoll.data.table import Table
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ def adult() -> Table:
     columns, test = _adult(ADULT), _adult(ADULT_TEST)
     encoding = _learnt(columns, ADULT_HEADER.split(",")[:-1], "income")
     table = Table(
-        encoding.x(columns),
+        encode(encoding, columns),
         _rich(columns),
-        encoding.x(test, strict=False),
+        encode(encoding, test, strict=False),
         _rich(test),
         classes=2,
         features=encoding.names,
@@ -124,7 +125,7 @@ def credit_default(*, holdout: float = 0.2) -> Table:
     """Default of credit-card clients in Taiwan, 30,000 × 23, 22 % positive, standardised."""
     columns = parse_csv(io.StringIO(read(CREDIT).decode()), CREDIT.path)
     names = [name for name in columns.values if name not in ("ID", "default.payment.next.month")]
-    x = _learnt(columns, names, "default.payment.next.month").x(columns)
+    x = encode(_learnt(columns, names, "default.payment.next.month"), columns)
     y = np.array(columns.pick("default.payment.next.month")).astype(np.int32)
     return Table(x, y, classes=2, features=tuple(names)).holdout(holdout, HELD).standardised()
 
