@@ -23,7 +23,15 @@ from atoll.job.catalogue import find, names, parameters
 from atoll.job.file import KEYS, dumps, examples, from_table, load, to_table
 from atoll.job.migrate import migrate
 from atoll.runtimes.network.messages.calls import SERVICE
-from atoll.runtimes.network.messages.envelope import AnswerHead, Hello, QuestionHead, Receipt, Welcome, write_envelope
+from atoll.runtimes.network.messages.envelope import (
+    AnswerHead,
+    Goodbye,
+    Hello,
+    QuestionHead,
+    Receipt,
+    Welcome,
+    write_envelope,
+)
 from atoll.runtimes.network.messages.payload import Header
 from atoll.runtimes.network.messages.trees import write_tree
 
@@ -45,6 +53,7 @@ ENVELOPES = {
     "answer": AnswerHead("run-1", 7, 99, bytes(range(32)), 1.5),
     "declined": AnswerHead("run-1", 7, 0, bytes(32), 0.5, "not today", "declined"),
     "receipt": Receipt(False, "too late"),
+    "goodbye": Goodbye("not with this policy"),
 }
 TREE = {"t": 3, "params": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(4)}, "none": {}}
 

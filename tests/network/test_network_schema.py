@@ -80,6 +80,8 @@ def test_three_files_of_which_one_is_put_right_and_two_are_refused_by_name(tmp_p
         assert "the data of b: there is no column 'chol', which the job needs" in logs["b"]
         assert "the data of c: column 'ill' has class 'maybe', and the job's classes are no, yes" in logs["c"]
         assert all("Traceback" not in log for log in logs.values())
+        facts = [fact for fact in made.facts() if fact["what"] == "refused"]
+        assert {(fact["party"], "'chol'" in str(fact["why"])) for fact in facts} == {("b", True), ("c", False)}
         for name in "bc":
             write(tmp_path / f"{name}.csv", tables[name], ("age", "ward", "chol", "ill"))
             good.append(made.join(name, policy(f"{name}.csv")))

@@ -209,16 +209,20 @@ class Hub:
 
     def _check_data(self, name: str, said: Hello) -> None:
         """Refuse data that means something else than the job's; a party puts another order of columns right itself."""
+        why = ""
         if self._schema is None:
             if said.data != self._data:
-                raise Refused(f"{name} holds other data than the job is about: {_words(self._data)}")
+                why = f"{name} holds other data than the job is about: {_words(self._data)}"
         elif said.columns is None:
-            raise Refused(f"{name} holds data whose columns have no names, and the job names them: bring a CSV file")
+            why = f"{name} holds data whose columns have no names, and the job names them: bring a CSV file"
         else:
             try:
                 self._schema.refuse(said.columns, f"the data of {name}")
             except BadData as objection:
-                raise Refused(str(objection)) from None
+                why = str(objection)
+        if why:
+            self._refuses(name, self._members.get(name, -1), why)
+            raise Refused(why)
 
     def next_question(self, name: str, wait: float) -> QuestionPayload | None:
         number = self._number(name)
