@@ -117,19 +117,8 @@ def join(
     if "use" not in policy.data:
         from atoll.runtimes.network.party.join_roles import join_roles
 
-        return join_roles(
-            address,
-            credentials,
-            name,
-            policy,
-            folder,
-            server=server,
-            world=world,
-            times=times,
-            say=say,
-            stop=stop,
-            proxy=proxy,
-        )
+        who = (address, credentials, name, policy, folder)
+        return join_roles(*who, server=server, world=world, times=times, say=say, stop=stop, proxy=proxy)
     folder, times = Path(folder), times or Times()
     with calling(address, credentials, folder, times, policy, proxy) as (transport, audit):
         account = account_of(policy, folder)

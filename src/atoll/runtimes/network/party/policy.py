@@ -199,10 +199,7 @@ class Policy:
         for wish in self.require:
             if wish not in REQUIRE:
                 raise BadPolicy(f"require={wish!r}: there is no such protection; {nearest(wish, REQUIRE)}")
-        if self.hours is not None:
-            _window(self.hours)
-        if self.time_zone is not None:
-            _zone(self.time_zone)
+        _check_hours(self.hours, self.time_zone)
         _check_parts(self.parts)
         self._check_account()
 
@@ -440,6 +437,13 @@ def _window(hours: str) -> tuple[time, time]:
 
 def _more(before: int) -> str:
     return f", other jobs on this data have taken {before:,}" if before else ""
+
+
+def _check_hours(hours: str | None, zone: str | None) -> None:
+    if hours is not None:
+        _window(hours)
+    if zone is not None:
+        _zone(zone)
 
 
 def _zone(name: str) -> tzinfo:
