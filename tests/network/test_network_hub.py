@@ -133,6 +133,20 @@ def standing(tmp_path: Path, question: Question) -> Iterator[Wired]:
         server.stop()
 
 
+def test_a_party_comes_from_one_folder_at_a_time(wired: Wired) -> None:
+    """The same folder may come again, another one only after a goodbye."""
+    name, hub = NAMES[0], wired.hub
+    here, there = (write_envelope(Hello(name, 5, DATA, place=bytes([k]) * 16)) for k in (1, 2))
+    hub.goodbye(name)
+    hub.hello(name, here)
+    hub.hello(name, here)
+    with pytest.raises(Refused, match="is here already, from another folder"):
+        hub.hello(name, there)
+    hub.hello(name, here)
+    hub.goodbye(name)
+    hub.hello(name, there)
+
+
 @pytest.fixture
 def wired(tmp_path: Path) -> Iterator[Wired]:
     layout = answer_layout(Wire.of(SIZE, 3, divisor="weights"))

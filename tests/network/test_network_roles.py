@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,24 @@ class Company:
     def policy(self, name: str, text: str, roster: str = 'roster = "roster"\n') -> None:
         (self.folder / f"{name}.toml").write_text(f"{roster}{text}\n")
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, at: str = "") -> None:
+        """Start the server, or a party from its own folder (or from `at`)."""
         words = (
             ["serve", "job.toml", "--roster", "roster", "--address", self.address, "--run", "run"]
             if name == "server"
-            else ["join", self.address, "--policy", f"{name}.toml", "--server", self.server, "--folder", f"at-{name}"]
+            else [
+                "join",
+                self.address,
+                "--policy",
+                f"{name}.toml",
+                "--server",
+                self.server,
+                "--folder",
+                at or f"at-{name}",
+            ]
         )
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = spawn.start(
+        with (self.folder / f"{at or name}.log").open("ab") as log:
+            self.processes[at or name] = spawn.start(
                 [sys.executable, "-c", MAIN, *words, "--key", f"{name}.key"], cwd=self.folder, stdout=log, stderr=log
             )
 
@@ -148,6 +158,30 @@ def test_roles_over_the_network_find_what_a_simulation_does_and_keep_it(company:
     assert company.processes["server"].wait(60) != 0
     assert "a run that has ended" in company.log("server")
     assert next(iter(in_words(status(company.folder / "run")))).startswith("finished"), "it is not served again"
+
+
+def test_a_second_process_of_a_party_is_turned_away_and_the_run_goes_on(company: Company) -> None:
+    company.start("server")
+    company.start("bank")
+    _until(lambda: any(fact["what"] == "joined" for fact in company.facts()))
+    company.start("bank", at="elsewhere")
+    assert company.processes["elsewhere"].wait(60) != 0
+    assert "bank is here already, from another folder: stop one of the two" in company.log("elsewhere")
+    assert company.processes["bank"].poll() is None
+    company.kill("bank")
+    company.start("bank")  # from its own folder it may come back at once
+    company.start("shop")
+    company.start("notary")
+    company.wait(60)
+    company.check_result()
+    assert not [fact for fact in company.facts() if fact["what"] in ("declined", "again")]
+
+
+def _until(there: Callable[[], bool], within: float = 60.0) -> None:
+    end = time.monotonic() + within
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 DATA = '{ path = "bank.csv", id = "idx" }'

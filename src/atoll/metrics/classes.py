@@ -115,11 +115,10 @@ class BalancedAccuracy:
     name: ClassVar[str] = "balanced_accuracy"
 
     def layout(self, outputs: int) -> Mapping[str, tuple[int, ...]]:
-        return {"correct": (classes(outputs),), "support": (classes(outputs),)}
+        return _by_label(outputs, *_RECALLED)
 
     def sums(self, scores: Array, y: Array, party: Array, parties: int) -> Mapping[str, Array]:
-        counts = _counts(scores, y, party, parties)
-        return {"correct": counts["correct"], "support": counts["support"]}
+        return _counts(scores, y, party, parties, *_RECALLED)
 
     def values(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         return {self.name: macro(share(sums["correct"], sums["support"]), np.asarray(sums["support"]) > 0)}
@@ -146,11 +145,10 @@ class Recall:
     name: ClassVar[str] = "recall"
 
     def layout(self, outputs: int) -> Mapping[str, tuple[int, ...]]:
-        return {"correct": (classes(outputs),), "support": (classes(outputs),)}
+        return _by_label(outputs, *_RECALLED)
 
     def sums(self, scores: Array, y: Array, party: Array, parties: int) -> Mapping[str, Array]:
-        counts = _counts(scores, y, party, parties)
-        return {"correct": counts["correct"], "support": counts["support"]}
+        return _counts(scores, y, party, parties, *_RECALLED)
 
     def values(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         each = share(sums["correct"], sums["support"])
@@ -178,10 +176,10 @@ class F1:
     name: ClassVar[str] = "f1"
 
     def layout(self, outputs: int) -> Mapping[str, tuple[int, ...]]:
-        return {"correct": (classes(outputs),), "support": (classes(outputs),), "predicted": (classes(outputs),)}
+        return _by_label(outputs, *_RECALLED, "predicted")
 
     def sums(self, scores: Array, y: Array, party: Array, parties: int) -> Mapping[str, Array]:
-        return _counts(scores, y, party, parties)
+        return _counts(scores, y, party, parties, *_RECALLED, "predicted")
 
     def values(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         either = np.asarray(sums["support"]) + sums["predicted"]
@@ -248,13 +246,20 @@ class Perplexity:
         return {self.name: np.exp(_mean_loss(sums))}
 
 
-def _counts(scores: Array, y: Array, party: Array, parties: int) -> Mapping[str, Array]:
-    """Count rows by party and class: correct ones by label, all by label, all by prediction."""
+_RECALLED = ("correct", "support")  # counts of which recall is a share
+
+
+def _by_label(outputs: int, *names: str) -> Mapping[str, tuple[int, ...]]:
+    return dict.fromkeys(names, (classes(outputs),))
+
+
+def _counts(scores: Array, y: Array, party: Array, parties: int, *names: str) -> Mapping[str, Array]:
+    """Count rows by party and class: correct ones by label, all by label (support), all by prediction."""
     scores, y, party = labelled(scores, y, party, parties)
     many = scores.shape[1]
     said, at = scores.argmax(1), party * many
     rows = {"correct": (at + y)[said == y], "support": at + y, "predicted": at + said}
-    return {name: total(where, parties * many).reshape(parties, many) for name, where in rows.items()}
+    return {name: total(rows[name], parties * many).reshape(parties, many) for name in names}
 
 
 def _by_class(name: str, each: Array) -> dict[str, Array]:

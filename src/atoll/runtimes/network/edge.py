@@ -33,7 +33,16 @@ from atoll.runtimes.network.messages.calls import Limits, RunFailed, Times
 from atoll.runtimes.network.messages.envelope import Hello, Welcome, write_envelope
 from atoll.runtimes.network.party.assess import assembled, assess, data_of, schema_of
 from atoll.runtimes.network.party.budget import JobBudget, carry_over
-from atoll.runtimes.network.party.join import Declined, Party, calling, check_now, parties_of, sides_of, welcomed
+from atoll.runtimes.network.party.join import (
+    Declined,
+    Party,
+    calling,
+    check_now,
+    parties_of,
+    place_of,
+    sides_of,
+    welcomed,
+)
 from atoll.runtimes.network.party.policy import Policy
 from atoll.runtimes.network.party.session import Session
 from atoll.runtimes.network.party.spending import DataAccount
@@ -63,8 +72,8 @@ def edge(
 ) -> str:  # fmt: skip
     """Stand between a server and parties until the server says that it is over; returns why."""
     folder, times = Path(folder), times or Times(answer=300.0)
-    hello = write_envelope(Hello(name, 0, Layout({}), edge=True))
     with calling(parent, credentials, folder, times, policy, proxy) as (transport, audit):
+        hello = write_envelope(Hello(name, 0, Layout({}), edge=True, place=place_of(folder)))
         welcome = welcomed(transport, hello, policy)
         members = parties_of(welcome)
         session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world, welcome.data)

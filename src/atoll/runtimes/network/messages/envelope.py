@@ -54,6 +54,7 @@ class Hello(Envelope, frozen=True, tag="hello"):
     data: Layout
     edge: bool = False
     columns: TableSchema | None = None  # where they have names
+    place: Annotated[bytes, Meta(max_length=16)] = b""  # names its folder: two of one party are told apart by it
     version: int = PROTOCOL
 
 

@@ -14,7 +14,7 @@ from typing import get_args
 
 import numpy as np
 
-from atoll.core.method import Contribute, DataSummary
+from atoll.core.method import Contribute
 from atoll.core.question import Exposure, Layout, Question
 from atoll.core.tree import Schema
 from atoll.core.wire import Event, Mismatch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 HELLO_FIRST = "say hello first"  # what a server says that was started again
+PLACE = 16  # bytes that name a folder
 PATIENCE = 300.0  # seconds to read the data, and to work out what a job would do
 STOPPED = "stopped by hand"
 LOOK = 5.0  # seconds between two looks at the hours of a policy
@@ -126,7 +128,9 @@ def join(
         while True:
             with Subprocess(policy.max_assess_memory) as child:
                 held = child.do(_summary, policy.data, within=PATIENCE)
-                hello = said(audit, address, Hello(name, held.samples, held.sample, columns=held.columns))
+                hello = said(
+                    audit, address, Hello(name, held.samples, held.sample, columns=held.columns, place=place_of(folder))
+                )
                 welcome = welcomed(transport, hello, policy)
                 session = Session(policy, welcome.job, welcome.number, parties_of(welcome), welcome.classes, world)
                 work = partial(child.do, _assess, session, server, address, within=PATIENCE)
@@ -184,6 +188,16 @@ def calling(
     transport = PartyTransport(address, credentials, times=times, folder=folder, proxy=proxy)
     with AuditLog(folder / "audit.jsonl") as audit, closing(transport), agreeing(transport, policy):
         yield transport, audit
+
+
+def place_of(folder: Path) -> bytes:
+    """Name a folder by chance, once: who was started again from it is no second process of the same party."""
+    path = folder / "place"
+    with suppress(OSError, ValueError):
+        if len(found := bytes.fromhex(path.read_text(encoding="ascii"))) == PLACE:
+            return found
+    replace_file(path, os.urandom(PLACE).hex().encode(), mode=0o600)
+    return place_of(folder)
 
 
 def said(audit: AuditLog, server: str, hello: Hello) -> bytes:

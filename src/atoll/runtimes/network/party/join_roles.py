@@ -38,6 +38,7 @@ from atoll.runtimes.network.party.join import (
     calling,
     check_now,
     own_roster,
+    place_of,
     said,
     welcomed,
 )
@@ -79,7 +80,7 @@ def join_roles(
         account = account_of(policy, folder)
         carry_over(audit, account)
         while True:
-            hello = said(audit, address, Hello(name, 0, Layout({})))
+            hello = said(audit, address, Hello(name, 0, Layout({}), place=place_of(folder)))
             welcome = welcomed(transport, hello, policy)
             session = RoleSession(policy, welcome.job, name, welcome.number, server, address, world)
             with Subprocess(policy.max_assess_memory) as child:

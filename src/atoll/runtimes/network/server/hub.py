@@ -134,6 +134,7 @@ class Hub:
         self._numbers: dict[str, int] = {}
         self._samples: dict[int, int] = {}  # as declared; an edge, which speaks for others, declares none
         self._speaks: dict[int, int] = {}  # which version, by party
+        self._places: dict[str, bytes] = {}  # which folder each came from
         self._open: dict[int, _Open] = {}
         self._informed: set[int] = set()  # who was told that it is over
         self._begun_asking = False
@@ -153,6 +154,7 @@ class Hub:
             raise Refused(str(fault)) from None
         if not said.edge:
             self._check_data(name, said)
+        self._check_place(name, said.place)
         try:
             number = self._store.join(name, self._admit(name), said.samples)
         except Stranger as reason:
@@ -161,6 +163,7 @@ class Hub:
             new = name not in self._numbers or self._refusing.pop(number, None) is not None
             self._numbers[name], self._speaks[number] = number, spoken_with(said.version)
             self._samples |= {} if said.edge else {number: said.samples}
+            self._places[name] = said.place
             self._here(number)
             self._turn.notify_all()
         if new:
@@ -223,6 +226,17 @@ class Hub:
         if why:
             self._refuses(name, self._members.get(name, -1), why)
             raise Refused(why)
+
+    def _check_place(self, name: str, place: bytes) -> None:
+        """Turn away a second process of a party that is here: each would answer what the other has begun."""
+        with self._turn:
+            before = self._places.get(name) or place  # who does not name its folder is not told apart
+            other = place not in (b"", before) and self._alive(self._numbers.get(name, -1))
+        if other:
+            raise Refused(
+                f"{name} is here already, from another folder: stop one of the two, or wait {self._times.silence:g} s "
+                "after the other has ended"
+            )
 
     def next_question(self, name: str, wait: float) -> QuestionPayload | None:
         number = self._number(name)
