@@ -322,9 +322,7 @@ def test_hours_are_of_the_time_zone_that_the_policy_names_in_summer_and_in_winte
         for hour in range(24):
             there = (hour + shift) % 24
             assert night.open_at(datetime(2025, month, 10, hour, tzinfo=UTC)) == (there >= 22 or there < 6)
-    said = next(
-        Policy(allow_plain=True, hours="13:00-14:00", time_zone="Asia/Tokyo").objections(JOB, now=NOON, spent=0)
-    )
+    said = next(Policy(allow_plain=True, hours="13:00-14:00", time_zone="Asia/Tokyo").objections(JOB, now=NOON))
     assert "in Asia/Tokyo, and this party takes part at 13:00-14:00" in said
     assert Policy(hours="12:00-12:01", time_zone="UTC").open_at(datetime(2025, 1, 1, 12, tzinfo=UTC))
     for wrong in ("Europe/Atlantis", "", "../etc/passwd", "CEST+9x"):
