@@ -67,7 +67,8 @@ def served_equals_simulated(job: str, cast: Cast, rounds: int) -> None:
     run = cast.play(job, RECIPE)
     assert np.array_equal(parameters(run.params), simulated(job))
     evaluations = [fact for fact in run.facts if fact["what"] == "evaluation" and fact["split"] == "local"]
-    assert [evaluation["parties"] for evaluation in evaluations] == [4] * (1 + rounds)
+    asked = 0 if "gaussian" in job else 1 + rounds  # scores have no noise, and would tell what it hides
+    assert [evaluation["parties"] for evaluation in evaluations] == [4] * asked
 
 
 @pytest.mark.parametrize("channel", CHANNELS)

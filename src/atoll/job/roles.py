@@ -24,6 +24,8 @@ METHOD_KEYS = (
     "phases",
     "train_loss",
     "extra_answers",
+    "min_parties",
+    "required",
 )
 
 
