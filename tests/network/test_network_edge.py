@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,7 +22,8 @@ from counting import CountingProxy
 import atoll
 from atoll.core.wire import Mismatch
 from atoll.core.world import World
-from atoll.job.assemble import assemble
+from atoll.job.assemble import agreement_of, assemble
+from atoll.runtimes.network.messages.envelope import Welcome
 
 RECIPE = '{ use = "digits", clients = 6, test = 0.2 }'
 JOB = f"""
@@ -50,6 +52,32 @@ def stand(parent: str, folder: str, name: str, server: str, roster: str, first: 
     (place / f"{name}.ended").write_text(why)
 
 
+def stand_lying(tell: Callable[[Welcome], Welcome], victim: str, *args: Any) -> None:
+    """Be an edge that welcomes one of its parties with something of its own making."""
+    from atoll.runtimes.network.messages.envelope import read_envelope, write_envelope
+    from atoll.runtimes.network.server.hub import Hub
+
+    hello = Hub.hello
+
+    def lying(hub: Hub, name: str, said: bytes) -> bytes:
+        welcome = hello(hub, name, said)
+        return write_envelope(tell(read_envelope(Welcome, welcome))) if name == victim else welcome
+
+    Hub.hello = lying  # type: ignore[method-assign]
+    stand(*args)
+
+
+def another_job(welcome: Welcome) -> Welcome:
+    job = welcome.job.replace("norm = 1.0", "norm = 1000000000.0")
+    return msgspec.structs.replace(welcome, job=job, manifest=agreement_of(job))
+
+
+def other_numbers(welcome: Welcome) -> Welcome:
+    first, second, *_ = (name for name, number in welcome.members.items() if number != welcome.number)
+    swapped = {**welcome.members, first: welcome.members[second], second: welcome.members[first]}
+    return msgspec.structs.replace(welcome, members=swapped)
+
+
 class Levels:
     """Edges with their parties; all of them are gone when the test ends."""
 
@@ -62,6 +90,7 @@ class Levels:
             (folder / f"under-{name}").mkdir()
             self.under[name] = Cast(folder / f"under-{name}", tuple(f"{name}-{k}" for k in range(below)))
         self.edges: list[Any] = []
+        self.acts: dict[str, tuple[Any, ...]] = {}  # by edge: what it does instead of standing, and its arguments
 
     def play(self, job: str, through: Callable[[str], str] = str) -> Any:
         """Serve a job; edges reach the server by the address that `through` gives for its own."""
@@ -70,7 +99,7 @@ class Levels:
         parent, count = through(self.top.open(job)), 0
         for name, cast in self.under.items():
             args = (parent, str(self.top.folder), name, line_of(self.top.server), str(cast.roster), count)
-            self.edges.append(spawn.process(stand, *args))
+            self.edges.append(spawn.process(*self.acts.get(name, (stand,)), *args))
             count += len(cast.names)
         count = 0
         for name, cast in self.under.items():
@@ -162,6 +191,36 @@ def test_sums_are_hidden_at_both_levels(tmp_path: Path, combine: str) -> None:
     assert [f["parties"] for f in judged] == [3, 3, 3], "of edges, whose parties are hidden in them"
     assert judged[0]["accuracy"] == flat_run[0]["accuracy"], "counts of the first model are added exactly"
     assert not any("each" in f for f in judged)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tell", [another_job, other_numbers])
+def test_whom_its_edge_tells_another_job_or_cohort_gives_nothing(
+    tmp_path: Path, tell: Callable[[Welcome], Welcome]
+) -> None:
+    """An edge is the server of the parties below it, and no more to be believed: their sums are bound to the job."""
+    recipe = RECIPE.replace("6", "12")
+    flat = JOB.replace(RECIPE, recipe).replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"')
+    job = flat + 'stages = [{ use = "clip", norm = 1.0 }, "average", "ring"]\ncombine = "secure_sum"\n'
+    levels = Levels(tmp_path, 4, ("north", "south", "west"), recipe)
+    levels.acts["north"] = (stand_lying, tell, "north-3")
+    try:
+        run = levels.play(job)
+    finally:
+        levels.end()
+    assert [fact["answered"] for fact in run.facts if fact["what"] == "round"] == [3, 3]
+    under = levels.under["north"]
+    assert "another job, vector or cohort" in under.log("north-3")
+    contributed = {
+        name: sum(bool(json.loads(line).get("contributes")) for line in _audit(under.folder / name))
+        for name in under.names
+    }
+    assert contributed.pop("north-3") == 0
+    assert set(contributed.values()) == {2}, "the others' sums are opened without it"
+
+
+def _audit(folder: Path) -> list[str]:
+    return (folder / "audit.jsonl").read_text().splitlines()
 
 
 @pytest.mark.parametrize(

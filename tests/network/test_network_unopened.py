@@ -1,4 +1,4 @@
-"""Hidden sums between real processes to which a party has nothing to give: evaluations beyond the range."""
+"""Hidden sums between real processes that come to nothing: memory that goes back, evaluations beyond the range."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import pytest
 
 pytest.importorskip("grpc")
 
-from cast import Cast
+from cast import Cast, parameters
 
 import atoll
+from atoll.core.effects import Ask, Replies
+from atoll.data import build
 from atoll.data.federated import Silos
+from atoll.job.file import parse
+from atoll.runtimes.network.server.hub import Hub
 
 NAMES = ("ada", "ben", "cleo", "dan")
 RECIPE = '{ use = "digits", clients = 4 }'
@@ -35,6 +39,34 @@ def cast(tmp_path: Path) -> Iterator[Cast]:
     made = Cast(tmp_path, NAMES)
     yield made
     made.end()
+
+
+def test_a_sum_that_does_not_open_takes_the_memory_of_its_answers_back(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a party has not sent yet (error feedback) advances as it answers; the third sum is never opened.
+
+    The run is that of a simulation in which nobody is online then, to the last bit, and not that in which all are.
+    """
+    ask = Hub.ask
+
+    def losing(hub: Hub, one: Ask) -> Replies:
+        lost = one.what == "train/secure.unmask" and int(one.body["t"]) == 2
+        return Replies(np.arange(0)) if lost else ask(hub, one)
+
+    monkeypatch.setattr(Hub, "ask", losing)
+    run = cast.play(JOB, RECIPE)
+    rounds = [fact for fact in run.facts if fact["what"] == "round"]
+    assert [fact["answered"] for fact in rounds] == [4, 4, 0, 4, 4], "it does not count as one of the four rounds"
+    assert "aborted" in rounds[2]
+    trace = cast.folder / "trace.csv"
+    trace.write_text("\n".join(f"{k},{first},{last}" for k in range(4) for first, last in ((1, 2), (4, 5))))
+    said = parse(JOB.replace("rounds = 4", "rounds = 5"), "the test")  # a simulation counts the empty one
+    data = build(said.data, said.seed)
+    away = atoll.simulate(replace(said.job, availability=atoll.Trace(str(trace))), data, said.seed, loop=True)
+    assert np.array_equal(parameters(run.params), parameters(away.params))
+    always = atoll.simulate(said.job, data, said.seed, loop=True)
+    assert not np.array_equal(parameters(run.params), parameters(always.params))
 
 
 def test_sums_over_own_test_data_beyond_the_range_are_declined_and_the_others_are_added(cast: Cast) -> None:
