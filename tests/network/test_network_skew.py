@@ -25,9 +25,6 @@ select = "all"
 
 def become_next() -> None:
     """Be the next release, in a process of its own: another version, and a hello with one more field."""
-    from collections.abc import Mapping
-    from typing import ClassVar
-
     import msgspec
 
     from atoll.core.question import Layout
@@ -35,15 +32,16 @@ def become_next() -> None:
     from atoll.runtimes.network.messages import envelope as wire
 
     class Hello(wire.Envelope, frozen=True, tag="hello"):
-        since: ClassVar[Mapping[str, int]] = {"mood": 4}
         name: str
         samples: int
         data: Layout
         edge: bool = False
         columns: TableSchema | None = None
+        place: bytes = b""
         mood: str = "fine"
         version: int = 4
 
+    Hello.since = {"mood": 4}
     wire.PROTOCOL = 4
     wire.MOST_BYTES[Hello] = wire.MOST_BYTES[wire.Hello]
     wire._decoders[Hello] = msgspec.msgpack.Decoder(Hello)

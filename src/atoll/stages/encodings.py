@@ -124,7 +124,13 @@ class Levels:
             raise ValueError(f"a level beyond {self.top} was sent: no such level is ever written")
         if step[0] > np.finfo(self.dtype).max / max(np.abs(levels).max(), 1):
             raise ValueError(f"a step of {step[0]:.3g} was sent, of which multiples are not finite: it is damaged")
-        return (levels * step.astype(np.float64)).astype(self.dtype)
+        exact = levels * step.astype(np.float64)
+        row: Array = exact.astype(self.dtype)
+        if not np.array_equal(row, exact):
+            raise ValueError(
+                f"a step of {step[0]:.3g} was sent, of which multiples are rounded: no such step is written"
+            )
+        return row
 
     def bytes(self, size: int) -> int:
         return np.dtype(self.dtype).itemsize + (size * self.bits + 7) // 8
