@@ -142,7 +142,7 @@ def test_certificates_that_have_expired(federation: Any, figure: Figure) -> None
     federation.serve()
     old = timedelta(hours=-1)
     assert "certificate of alice has expired" in refusal(
-        federation.party(side=PartyTLS(federation.alice, federation.pin, old)), figure
+        federation.party(side=PartyTLS(federation.alice, federation.pin, lasts=old)), figure
     )
     federation.server.stop(0)
     federation.serve(side=ServerTLS(federation.hub, federation.roster, old))
