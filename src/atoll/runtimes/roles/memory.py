@@ -115,7 +115,8 @@ class RoleMemory:
             return
         from atoll.runtimes.network.server.disk import write_arrays
 
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for one in (self._folder.parent, self._folder):  # a mode is that of the last folder only
+            one.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / f"{name}.safetensors"
         write_arrays(path, {_NUMBER: np.array(state.number), **{_LEAF + leaf: x for leaf, x in state.leaves.items()}})
 

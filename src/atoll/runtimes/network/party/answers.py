@@ -34,7 +34,8 @@ class LastAnswers:
     def remember(self, what: str, asked: bytes, answer: bytes) -> None:
         """Take the place of the answer before."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for one in (self._folder.parent, self._folder):  # a mode is that of the last folder only
+                one.mkdir(parents=True, exist_ok=True, mode=0o700)
             replace_file(self._path(what), [sha256(asked).digest(), answer], mode=0o600, sync=False)
         except OSError as error:
             raise Unwritable(

@@ -71,7 +71,8 @@ class OwnMemory:
             raise MemoryTooLarge(
                 f"the method wants to remember {size:,} bytes at this party, and max_memory = {self._max:,}: raise it"
             )
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for one in (self._folder.parent, self._folder):  # a mode is that of the last folder only
+            one.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._forget()
         write_arrays(self._path("provisional", t), rows)
         self._provisional = _State(t, rows)
