@@ -21,7 +21,7 @@ import spawn
 
 pytest.importorskip("grpc")
 
-from cast import Cast, parameters, simulated
+from cast import Cast, parameters
 from counting import CountingProxy
 
 import atoll
@@ -204,8 +204,6 @@ def test_four_counts_of_the_same_bytes_agree(channel: str, counted: Counted, fig
             assert near(sockets[name][way], line), (channel, name, way)
             if line < 1.01 * body:
                 assert near(sockets[name][way], body), (channel, name, way)
-    served, alone = parameters(run.params), simulated(job)
-    if channel == "low rank":  # of wide matrices, whose products may differ in the last bits
-        assert np.allclose(served, alone, rtol=1e-4, atol=1e-6)
-    else:
-        assert np.array_equal(served, alone)
+    # In a process of its own, as parties train: in this one BLAS has several threads, and products other last bits.
+    alone = atoll.simulate(said.job, build(said.data, said.seed), said.seed, workers=1)
+    assert np.array_equal(parameters(run.params), parameters(alone.params))
