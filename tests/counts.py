@@ -272,7 +272,7 @@ COUNTS = (
     Count(f"functions of more than {LONG} code lines", 10, long_functions),
     Count("public type names that collide", 0, collisions),
     Count("English sentences that code looks for", 0, sentences),
-    Count("code lines of core/", 1200, core),
+    Count("code lines of core/", 1199, core),
 )
 
 

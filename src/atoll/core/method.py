@@ -252,8 +252,8 @@ class Contribute(Handler):
         return self.method.phases[self.phase], codec_of(self.stages, self.wire)[1]
 
     def __reduce__(self) -> tuple[type[Contribute], tuple[Any, ...]]:
-        own = (self.method, self.phase, self.stages, self.wire, self.split, self.max_norm)
-        return Contribute, own  # the codec does not travel
+        # The codec does not travel.
+        return Contribute, (self.method, self.phase, self.stages, self.wire, self.split, self.max_norm)
 
     def cache_key(self, body: Tree) -> bytes | None:
         return digest(body["constant"]) if "constant" in body else None
