@@ -10,6 +10,8 @@ import pytest
 from cast import Cast, parameters, simulated, take_part
 
 import spawn
+from atoll.core.question import Layout
+from atoll.data.schema import TableSchema
 
 pytest.importorskip("grpc")
 
@@ -27,8 +29,6 @@ def become_next() -> None:
     """Be the next release, in a process of its own: another version, and a hello with one more field."""
     import msgspec
 
-    from atoll.core.question import Layout
-    from atoll.data.schema import TableSchema
     from atoll.runtimes.network.messages import envelope as wire
 
     class Hello(wire.Envelope, frozen=True, tag="hello"):
@@ -67,7 +67,7 @@ def serve_next(folder: str) -> None:
     file = RosterFile(here / "roster")
     serve(
         said.job, build(said.data, said.seed), said.seed, address="127.0.0.1:0",
-        credentials=ServerTLS(load_key(here / "server.key"), file), roster=lambda: file.now().texts,
+        credentials=ServerTLS(load_key(here / "server.key"), file), roster=file.texts,
         folder=here / "run", world=World.rehearsed, ready=lambda at: (here / "address").write_text(at) and None,
     )  # fmt: skip
 
