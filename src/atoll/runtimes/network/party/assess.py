@@ -31,7 +31,7 @@ from atoll.programs.federate import PARTY, Federate
 from atoll.report.explain import explain
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.party.policy import SERVERS, Manifest, Policy
-from atoll.runtimes.network.party.session import Assessment, Holding, Session
+from atoll.runtimes.network.party.session import Assessment, OwnSummary, Session
 from atoll.runtimes.network.party.spending import UNLIMITED, AnswerCost, epsilon
 from atoll.runtimes.network.server.serve import remote
 
@@ -110,14 +110,14 @@ def schema_of(recipe: Mapping[str, object]) -> TableSchema | None:
     return build(recipe).schema if recipe.get("use") == "schema" else None
 
 
-def summary(recipe: Mapping[str, object]) -> Holding:
+def summary(recipe: Mapping[str, object]) -> OwnSummary:
     """Say what a party holds, before it knows any job."""
     from atoll.data.catalogue import describe
 
     own = describe(recipe)
     held = part_of(recipe, schema=own)
     said = summary_of(held)
-    return Holding(said.samples, said.sample, None if held.schema is None else held.schema.told())
+    return OwnSummary(said.samples, said.sample, None if held.schema is None else held.schema.told())
 
 
 def assess(session: Session, server: str, address: str) -> Assessment:

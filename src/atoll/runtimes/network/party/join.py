@@ -50,7 +50,7 @@ from atoll.runtimes.network.party.audit import AuditLog, phase_of
 from atoll.runtimes.network.party.budget import JobBudget, account_of, carry_over
 from atoll.runtimes.network.party.memory import OwnMemory
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
-from atoll.runtimes.network.party.session import Assessment, Holding, Session
+from atoll.runtimes.network.party.session import Assessment, OwnSummary, Session
 from atoll.runtimes.network.transport import PartyTransport
 from atoll.runtimes.network.trust.roster import key_text
 from atoll.runtimes.network.trust.tls import Unknown
@@ -231,7 +231,7 @@ def parties_of(welcome: Welcome) -> int:
     return max(welcome.members.values(), default=welcome.number) + 1
 
 
-def _summary(recipe: Mapping[str, object]) -> Holding:
+def _summary(recipe: Mapping[str, object]) -> OwnSummary:
     from atoll.runtimes.network.party.assess import summary
 
     return summary(recipe)

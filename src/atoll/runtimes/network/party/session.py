@@ -16,7 +16,7 @@ from atoll.runtimes.network.party.policy import Manifest, Policy
 from atoll.runtimes.network.party.spending import AnswerCost
 
 
-class Holding(NamedTuple):
+class OwnSummary(NamedTuple):
     """What a party says of its data before it knows a job."""
 
     samples: int
