@@ -5,9 +5,15 @@ Learning, AAAI 2023, arXiv 2106.03328. The server sees the sum of a round's mode
 parties take part at random and their models stay as they are, least squares gives every single model after 40 rounds.
 Cohorts of whole batches of T parties keep the rank at 40/T: the best estimate is the mean of a batch, which is off by
 √(1 − 1/T) of a model's length where models are independent of each other. What it costs is rounds in which too few
-batches are whole. Models here are random vectors; beside them stands what theory says.
+batches are whole.
 
-    python examples/so_2023_multiround.py                 two tables and multiround.png
+First, models are random vectors; beside them stands what theory says. Then they are trained: MNIST, each party with
+one or two digits (without MNIST, the digits that come with Atoll). Every party starts from the model that the server
+sent, so the server knows that part of each sum and takes it off: what it looks for are updates. Of a batch it finds the
+mean of updates, off by about √(1 − 1/T) of an update's length. An update is short beside a model. Whoever sums whole
+models shows each of them up to that little. So updates, not models, go under secure sums (`FedAvg` sends updates).
+
+    python examples/so_2023_multiround.py                 three tables and multiround.png
     python examples/so_2023_multiround.py --out figures   the picture goes to that folder
     python examples/so_2023_multiround.py --train         and accuracy on MNIST: some minutes
 """
@@ -17,17 +23,22 @@ from __future__ import annotations
 import argparse
 from math import sqrt
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 import atoll
-from atoll.attacks.multiround import leak
-from atoll.core.method import Select
-from atoll.data import DataMissing
+from atoll.attacks.multiround import leak, recover
+from atoll.core.method import Population, RoundInfo, Select
+from atoll.core.party import Group
+from atoll.core.tree import Array, flatten, unflatten
+from atoll.core.world import World
+from atoll.data import DataMissing, Federated
+from atoll.job.assemble import summary_of
 from atoll.select.batches import Batches, LeastServed, Partition
 from atoll.select.metrics import multi_round, theory
 
-PARTIES, COHORT, SIZE, ROUNDS = 40, 8, 200, 80
+PARTIES, COHORT, SIZE, BEFORE, ROUNDS = 40, 8, 200, 50, 80
 ATTACKED: dict[str, tuple[Select, int]] = {
     "random": (atoll.Count(COHORT), 1),
     "least served": (LeastServed(COHORT), 1),
@@ -56,6 +67,88 @@ def print_attack(curves: dict[str, tuple[list[int], list[float]]]) -> None:
         t = ATTACKED[name][1]
         at = "".join(f"{errors[r - 1]:8.3f}" for r in (10, 40, 80))
         print(f"{name:<14} {ranks[-1]:5d} {PARTIES // t:7d}           {at} {sqrt(1 - 1 / t):15.3f}")
+
+
+def federation() -> tuple[str, Federated]:
+    """Return MNIST of which each party has one or two digits; without it, the digits that come with Atoll."""
+    name = "MNIST"
+    try:
+        table = atoll.data.load("mnist")
+    except DataMissing as missing:
+        print(f"\nMNIST is skipped: {missing}")
+        name, table = "digits", atoll.data.load("digits")
+    return name, table.split(PARTIES, by="shards", per_client=2, seed=0)
+
+
+class Sent(NamedTuple):
+    """What every party would send in one round: its update, or its whole model."""
+
+    updates: Array
+    models: Array
+
+
+class Watched(NamedTuple):
+    """What the server saw, who took part and the sums of updates; and what was to be found, at its start and end."""
+
+    matrix: Array
+    sums: Array
+    first: Sent
+    last: Sent
+
+
+def watch(data: Federated, select: Select) -> Watched:
+    """Train for a while, then watch every round's sum of updates. Training goes on."""
+    method, world = atoll.FedAvg(atoll.models.softmax(), batch=50, lr=0.05).bind(summary_of(data)), World.simulated(0)
+    schema = method.phases["train"].schema
+    state = method.init(world, Population(data.train.sizes))
+    matrix = multi_round(select, PARTIES, BEFORE + ROUNDS).matrix
+
+    def sent(me: Array, t: int) -> Sent:
+        given = method.client_update(method.broadcast(state), Group(me, data.train, me, world, t))
+        updates = flatten(given.vector, schema).astype(np.float64)
+        return Sent(updates, np.asarray(state["params"], np.float64) + updates)
+
+    sums, everybody = [], np.arange(PARTIES)
+    for t, row in enumerate(matrix):
+        me = np.flatnonzero(row)
+        updates = sent(me, t).updates
+        if t == BEFORE:
+            first = sent(everybody, t)
+        if t >= BEFORE:
+            sums.append(updates.sum(0))
+        mean = unflatten(updates.mean(0).astype(np.float32), schema)
+        state = method.server_update(state, mean, RoundInfo(t, len(me), len(me), PARTIES, me))
+    return Watched(matrix[BEFORE:], np.array(sums), first, sent(everybody, len(matrix)))
+
+
+def print_trained() -> None:
+    name, data = federation()
+    end = BEFORE + ROUNDS
+    print(
+        f"\n{name}, {PARTIES} parties with one or two digits each, {COHORT} in a round, softmax. Error of least squares"
+    )
+    print(
+        f"on {ROUNDS} sums, relative to the length of what a party sends: of vectors that stay the same after {BEFORE}"
+    )
+    print(f"and {end} rounds; of updates while training goes on; and how many updates are told from all others\n")
+    print(f"select          updates {BEFORE:4d}  {end:4d}    models {BEFORE:4d}  {end:4d}   training   recognised")
+    for words, (select, _) in ATTACKED.items():
+        seen = watch(data, select)
+        stay = [leak(seen.matrix, now).mean() for now in (seen.first[0], seen.last[0], seen.first[1], seen.last[1])]
+        guess, truth = recover(seen.matrix, seen.sums), seen.last.updates
+        error = (np.linalg.norm(guess - truth, axis=1) / np.linalg.norm(truth, axis=1)).mean()
+        cells = f"{stay[0]:12.3f} {stay[1]:5.3f} {stay[2]:14.3f} {stay[3]:5.3f} {error:10.3f}"
+        print(f"{words:<14} {cells} {recognised(guess, truth):6d} of {PARTIES}")
+    lengths = [np.linalg.norm(now.updates) / np.linalg.norm(now.models) for now in (seen.first, seen.last)]
+    print(f"\nan update is {lengths[0]:.3f} and {lengths[1]:.3f} of a model's length: so do the two errors differ")
+
+
+def recognised(guess: Array, truth: Array) -> int:
+    """Count the parties whose own vector is, of all, most like the guess, by what differs from the mean."""
+    one, other = (
+        (rows - rows.mean(0)) / np.linalg.norm(rows - rows.mean(0), axis=1)[:, None] for rows in (guess, truth)
+    )
+    return int((np.argmax(one @ other.T, axis=1) == np.arange(len(truth))).sum())
 
 
 def draw(curves: dict[str, tuple[list[int], list[float]]], folder: Path) -> Path:
@@ -122,6 +215,7 @@ def main() -> None:
     curves = attack()
     print_attack(curves)
     print(f"\npicture: {draw(curves, chosen.out)}")
+    print_trained()
     print_costs()
     if chosen.train:
         train()

@@ -89,14 +89,31 @@ def test_sums_and_rounds_must_agree(matrix: Array, sums: Array) -> None:
 
 @pytest.mark.slow
 def test_the_example_prints_its_tables_and_draws(tmp_path: Path) -> None:
+    """Without MNIST: it says so and trains on fewer digits."""
     example = Path(__file__).resolve().parents[2] / "examples" / "so_2023_multiround.py"
     command = [sys.executable, str(example), "--out", str(tmp_path / "new")]
     one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # many small solutions: threads would only wait for each other
+    one |= {"ATOLL_OFFLINE": "1", "XDG_CACHE_HOME": str(tmp_path), "ATOLL_DATA": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=one)
     assert done.returncode == 0, done.stderr
-    rows = {line[:14].strip(): line[14:].split() for line in done.stdout.splitlines() if line[:14].strip()}
-    assert rows["random"][0] == "1"  # the second table's row: T
+    assert "MNIST is skipped: mnist/" in done.stdout
+    first, rest = done.stdout.split("picture:")
+    second, third = rest.split("120 parties,")
+    rows, trained, costs = (
+        {line[:14].strip(): line[14:].split() for line in text.splitlines() if line[:14].strip()}
+        for text in (first, second, third)
+    )
+    assert costs["random"][0] == "1"
+    assert costs["batches of 4"][0] == "4"
     assert rows["batches, T=2"][:2] == ["20", "20"]
     assert rows["groups, T=8"][:2] == ["5", "5"]
-    assert rows["batches of 4"][0] == "4"
+    *stay, error, recognised = (float(cell) for cell in trained["random"][:6])
+    assert max(stay) < 1e-3  # all are found
+    assert error < 0.5
+    assert recognised >= 38  # also while they are trained on
+    for name, theory, whose in (("batches, T=2", 0.707, 20), ("batches, T=4", 0.866, 10), ("groups, T=8", 0.935, 5)):
+        before, after, *models, error, recognised = (float(cell) for cell in trained[name][:6])
+        assert [before, after, error] == pytest.approx([theory] * 3, abs=0.04)
+        assert max(models) < 0.1, "models are alike: the mean of a batch tells them nearly"
+        assert recognised <= 1.5 * whose, "of a batch of T at best one in T, but for chance"
     assert (tmp_path / "new" / "multiround.png").read_bytes().startswith(b"\x89PNG")
