@@ -27,7 +27,27 @@ SCALE = 4.0  # the logit at which half of the bins of one sign are used
 
 
 @dataclass(frozen=True)
-class AUC:
+class _OfHistograms:
+    """What is computed from the histograms of positive and of negative samples."""
+
+    bins: int = 1024
+    better: ClassVar[str] = "high"
+    kind: ClassVar[str] = "classes"
+
+    def __post_init__(self) -> None:
+        if self.bins < 2:
+            raise Mismatch(f"{type(self).__name__}(bins={self.bins}): bins must be at least 2")
+
+    def layout(self, outputs: int) -> Mapping[str, tuple[int, ...]]:
+        shape = (outputs if outputs > 2 else 1, self.bins)
+        return {"positive": shape, "negative": shape}
+
+    def sums(self, scores: Array, y: Array, party: Array, parties: int) -> Mapping[str, Array]:
+        return _histograms(scores, y, party, parties, self.bins)
+
+
+@dataclass(frozen=True)
+class AUC(_OfHistograms):
     """Area under the ROC curve: how often a positive sample has a larger score than a negative one; equal counts half.
 
     For more than two classes it is the mean over classes, each against the others. Scores are compared by bins (see
@@ -50,19 +70,7 @@ class AUC:
         0.75
     """
 
-    bins: int = 1024
-    better: ClassVar[str] = "high"
-    kind: ClassVar[str] = "classes"
     name: ClassVar[str] = "auc"
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def layout(self, outputs: int) -> Mapping[str, tuple[int, ...]]:
-        return _layout(outputs, self.bins)
-
-    def sums(self, scores: Array, y: Array, party: Array, parties: int) -> Mapping[str, Array]:
-        return _histograms(scores, y, party, parties, self.bins)
 
     def values(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         positive, negative = (np.asarray(sums[name], np.float64) for name in ("positive", "negative"))
@@ -73,7 +81,7 @@ class AUC:
 
 
 @dataclass(frozen=True)
-class AveragePrecision:
+class AveragePrecision(_OfHistograms):
     """Mean precision at the thresholds of the positive samples: Σ (R_k - R_{k-1}) P_k over the bins of the score.
 
     For more than two classes it is the mean over classes, each against the others. Scores are compared by bins (see
@@ -96,35 +104,13 @@ class AveragePrecision:
         0.833
     """
 
-    bins: int = 1024
-    better: ClassVar[str] = "high"
-    kind: ClassVar[str] = "classes"
     name: ClassVar[str] = "average_precision"
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def layout(self, outputs: int) -> Mapping[str, tuple[int, ...]]:
-        return _layout(outputs, self.bins)
-
-    def sums(self, scores: Array, y: Array, party: Array, parties: int) -> Mapping[str, Array]:
-        return _histograms(scores, y, party, parties, self.bins)
 
     def values(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         positive, negative = (np.asarray(sums[name], np.float64)[..., ::-1] for name in ("positive", "negative"))
         precision = share(positive.cumsum(-1), (positive + negative).cumsum(-1))
         p = positive.sum(-1)
         return {self.name: macro(share((positive * precision).sum(-1), p), p > 0)}
-
-
-def _check(part: AUC | AveragePrecision) -> None:
-    if part.bins < 2:
-        raise Mismatch(f"{type(part).__name__}(bins={part.bins}): bins must be at least 2")
-
-
-def _layout(outputs: int, bins: int) -> Mapping[str, tuple[int, ...]]:
-    shape = (outputs if outputs > 2 else 1, bins)
-    return {"positive": shape, "negative": shape}
 
 
 def _histograms(scores: Array, y: Array, party: Array, parties: int, bins: int) -> Mapping[str, Array]:

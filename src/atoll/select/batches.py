@@ -5,6 +5,7 @@ So, Ali, Güler, Jiao, Avestimehr: Securing Secure Aggregation (Multi-RoundSecAg
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -41,7 +42,48 @@ def family(parties: int, number: int, size: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Batches(Select):
+class _Fair(Select):
+    """Asks a number of parties, those first that were asked least."""
+
+    number: int = 10
+
+    def start(self, population: Population) -> Tree:
+        return {"served": np.zeros(len(population.sizes), np.int64)}
+
+    def learn(self, memory: Tree, pick: Pick, replies: Replies) -> Tree:
+        return served(memory, pick)
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class _Whole(_Fair):
+    """Asks whole batches of parties."""
+
+    @property
+    @abstractmethod
+    def together(self) -> int:
+        """Parties of a batch."""
+
+    @abstractmethod
+    def batches(self, parties: int, world: World) -> Array: ...
+
+    def expected(self, parties: int) -> int:
+        _fits(parties, self.number, self.together)
+        return self.number
+
+    def sampling(self, parties: int) -> Sampling:
+        return Sampling(whole=True)
+
+    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
+        _fits(len(population.sizes), self.number, self.together)
+        return _whole(self.batches(len(population.sizes), world), self.number, t, population, memory, world)
+
+
+@dataclass(frozen=True)
+class Batches(_Whole):
     """Whole batches of `size` parties, fixed for the run, those that took part least first. A round can be empty.
 
     The server learns sums over batches at best (Multi-RoundSecAgg, So et al. 2023). Use it with a hidden sum.
@@ -69,33 +111,16 @@ class Batches(Select):
         if self.order not in ("shuffled", "given"):
             raise Mismatch(f"order='{self.order}': batches are cut from parties 'shuffled' or as 'given'")
 
-    def expected(self, parties: int) -> int:
-        _fits(parties, self.number, self.size)
-        return self.number
-
-    def sampling(self, parties: int) -> Sampling:
-        return Sampling(whole=True)
-
-    def start(self, population: Population) -> Tree:
-        return {"served": np.zeros(len(population.sizes), np.int64)}
-
-    def learn(self, memory: Tree, pick: Pick, replies: Replies) -> Tree:
-        return served(memory, pick)
-
     @property
-    def exact(self) -> bool:
-        return True
-
-    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
-        _fits(len(population.sizes), self.number, self.size)
-        return _whole(self.batches(len(population.sizes), world), self.number, t, population, memory, world)
+    def together(self) -> int:
+        return self.size
 
     def batches(self, parties: int, world: World) -> Array:
         return _cut(parties, self.size, world if self.order == "shuffled" else None)
 
 
 @dataclass(frozen=True)
-class Partition(Select):
+class Partition(_Whole):
     """One fixed group of `number` parties, the complete group that took part least. A round can be empty.
 
     This is the most private select over many rounds. A group with one party offline cannot take part.
@@ -116,33 +141,16 @@ class Partition(Select):
         if self.number < 2:
             raise Mismatch(f"number={self.number}: a group of one hides nobody; use 2 or more")
 
-    def expected(self, parties: int) -> int:
-        _fits(parties, self.number, self.number)
-        return self.number
-
-    def sampling(self, parties: int) -> Sampling:
-        return Sampling(whole=True)
-
-    def start(self, population: Population) -> Tree:
-        return {"served": np.zeros(len(population.sizes), np.int64)}
-
-    def learn(self, memory: Tree, pick: Pick, replies: Replies) -> Tree:
-        return served(memory, pick)
-
     @property
-    def exact(self) -> bool:
-        return True
-
-    def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
-        _fits(len(population.sizes), self.number, self.number)
-        return _whole(self.batches(len(population.sizes), world), self.number, t, population, memory, world)
+    def together(self) -> int:
+        return self.number
 
     def batches(self, parties: int, world: World) -> Array:
         return _cut(parties, self.number, world)
 
 
 @dataclass(frozen=True)
-class LeastServed(Select):
+class LeastServed(_Fair):
     """A fixed number of the parties that are online, those that took part least first, ties at random.
 
     It has the smallest fairness gap and no privacy over many rounds.
@@ -165,16 +173,6 @@ class LeastServed(Select):
 
     def expected(self, parties: int) -> int:
         return at_most(self.number, parties)
-
-    def start(self, population: Population) -> Tree:
-        return {"served": np.zeros(len(population.sizes), np.int64)}
-
-    def learn(self, memory: Tree, pick: Pick, replies: Replies) -> Tree:
-        return served(memory, pick)
-
-    @property
-    def exact(self) -> bool:
-        return True
 
     def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
         who = np.arange(len(population.sizes)) if population.online is None else population.online
