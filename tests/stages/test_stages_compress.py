@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from math import pi
 
@@ -268,6 +271,39 @@ def test_low_rank_by_its_definition() -> None:
     assert np.allclose(kept @ kept, kept, atol=1e-5)
     assert np.allclose(kept, kept.T, atol=1e-5)
     assert np.trace(kept) == pytest.approx(2 * 3, abs=1e-4), "two directions of four, for each of three columns"
+
+
+ENCODE = """
+import hashlib, sys
+import numpy as np
+from threadpoolctl import threadpool_info
+from atoll.core.wire import DecodeContext, EncodeContext, Wire
+from atoll.core.world import World
+from atoll.stages.low_rank import LowRank
+
+_, codec = LowRank(60)(Wire.of(64 * 3000, 3, shapes=((64, 3000),)))
+vectors = np.random.default_rng(0).standard_normal((3, 64 * 3000)).astype(np.float32)
+sent = codec.encode(vectors, codec.start, EncodeContext(np.ones(3), World(0), 0, np.arange(3))).x
+found = codec.decode(sent.sum(0), codec.start, DecodeContext(3, World(0), 0))[0]
+threads = max(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
+print(threads, hashlib.sha256(sent.tobytes() + found.tobytes()).hexdigest())
+"""
+
+
+def test_low_rank_has_the_same_bits_on_any_number_of_threads() -> None:
+    """In the calling process NumPy has a thread for each core; a worker and a real party have one."""
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", ENCODE], env={**os.environ, "OPENBLAS_NUM_THREADS": threads}, capture_output=True,
+            text=True, check=True,
+        ).stdout.split()
+        for threads in ("1", "4")
+    ]  # fmt: skip
+    (one, alone), (several, together) = said
+    if int(several) < 2:
+        pytest.skip("this machine has one core, or NumPy a library that takes no number of threads")
+    assert one == "1"
+    assert alone == together
 
 
 def test_low_rank_sends_what_it_says() -> None:

@@ -1,14 +1,21 @@
-"""Send matrices by few of their rows, in a random basis that all parties share."""
+"""Send matrices by few of their rows, in a random basis that all parties share.
+
+Products run on one thread: a library of linear algebra adds in another order on several, and then a run in the calling
+process would have other last bits than the same run in workers or between real parties, which have one thread each.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod, sqrt
 from typing import NamedTuple
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from atoll.core.keys import uniform
 from atoll.core.tree import Array
@@ -76,11 +83,13 @@ class LowRank(Stage):
         size = sum(leaf.sent for leaf in leaves)
 
         def project(y: Array, about: EncodeContext | DecodeContext) -> Array:
-            out = [_project(part, leaf, about) for leaf, part in _parts(y, leaves, [leaf.size for leaf in leaves])]
+            with _one_thread():
+                out = [_project(part, leaf, about) for leaf, part in _parts(y, leaves, [leaf.size for leaf in leaves])]
             return np.concatenate(out, axis=1)
 
         def lift(y: Array, about: EncodeContext | DecodeContext) -> Array:
-            out = [_lift(part, leaf, about) for leaf, part in _parts(y, leaves, [leaf.sent for leaf in leaves])]
+            with _one_thread():
+                out = [_lift(part, leaf, about) for leaf, part in _parts(y, leaves, [leaf.sent for leaf in leaves])]
             return np.concatenate(out, axis=1)
 
         # What rounding can add to a product of matrices, at worst.
@@ -89,6 +98,20 @@ class LowRank(Stage):
         l2 = None if self.feedback or wire.l2 is None else wire.l2 * slack
         after = wire.of_size(size + wire.tail, l2)
         return after, compressing(wire, self.feedback, project, lift)
+
+
+_turn = threading.RLock()  # the number of threads is one for the whole process
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    with _turn, _libraries().limit(limits=1, user_api="blas"):
+        yield
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _leaf(number: int, shape: tuple[int, ...], rank: int) -> MatrixSlot:
