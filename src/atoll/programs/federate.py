@@ -45,7 +45,7 @@ from atoll.programs.evaluate import (
 )
 from atoll.programs.phases import all_done, seen_by_phase
 from atoll.programs.quorum import Quorum
-from atoll.programs.traffic import Cost, Traffic, body_bytes, traffic
+from atoll.programs.traffic import Cost, Traffic, body_bytes, traffic, tree_bytes
 
 PARTY = "party"  # the one role: many play it, as equals
 
@@ -275,8 +275,8 @@ def _started(plan: Federate, world: World) -> _Run:
 async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
     """Ask a cohort of the phase that is next, and step. Where nobody is there, or too few answer, the state stays."""
     method, history, t = plan.method, run.history, run.history.t
-    name = method.phase(run.state)
-    phase, exchange = method.phases[name], plan.exchanges[name]
+    name, phases = method.phase(run.state), method.phases
+    phase, exchange = phases[name], plan.exchanges[name]
     population = Population(plan.sizes, plan.online(t))
     missing = method.missing(run.state)
     if missing is not None:
@@ -294,7 +294,7 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
     spent = plan.spent(t + 1) if plan.spent else {}
     if not len(pick.cohort):
         await note("empty", round=history.rounds + 1, **spent)
-        rounds = history.rounds + (len(method.phases) == 1)
+        rounds = history.rounds + (len(phases) == 1)
         state = run.begun if phase.same_cohort else run.state
         history = replace(history, t=t + 1, rounds=rounds, update_norm=None)
         return _in_vain(run._replace(state=state, history=history, cohort=None), name)
@@ -310,16 +310,17 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
         _check_state(state, t)
     moved = method.update_norm(run.state, state)
     said: dict[str, Any] = {"update_norm": moved} if moved is not None else {}
-    said |= {"phase": name} if len(method.phases) > 1 else {}
+    said |= {"phase": name} if len(phases) > 1 else {}
     said |= {"parties": replies.parties.tolist()} if world.watched and len(replies) <= SHOWN else {}
     if phase.same_cohort and not enough:
         state = run.begun  # those who were asked before are too few now: the round begins again, and counts
-    over = method.complete(state) and (enough or (len(method.phases) == 1 and plan.quorum is None))
+    over = method.complete(state) and (enough or (len(phases) == 1 and plan.quorum is None))
     rounds = history.rounds + bool(over)
     about = {**_facts(exchange, plan.costs[name], question, pick, replies), **_lacking(plan.quorum, replies)}
     await note("round", round=history.rounds + 1, **about, **facts, **spent, **said)
     elapsed = replies.facts.get("elapsed", history.elapsed)
-    whole = method.update_norm(run.begun, state) if over and enough else None  # of a round that moved nothing: none
+    whole = moved if run.begun is run.state else method.update_norm(run.begun, state)
+    whole = whole if over and enough else None  # of a round that moved nothing: none
     if run.used is not None and enough:
         run.used[replies.parties] = t - replies.each.get("age", np.zeros(len(replies), np.int64))
         await settle(run.used)
@@ -398,7 +399,7 @@ def _said(plan: Federate, history: History) -> str | None:
 
 
 def _facts(exchange: Exchange, cost: Cost, question: Tree, pick: Pick, replies: Replies) -> dict[str, Any]:
-    down = body_bytes(Layout.of(question)) + cost.each.down
+    down = tree_bytes(question) + cost.each.down
     said = {k: v for k, v in replies.facts.items() if k != "elapsed"}
     # What single parties noted is told as their mean; their reports are the select's.
     each = {k.partition("/")[2]: float(np.mean(v)) for k, v in replies.each.items() if k.startswith("fact/") and len(v)}

@@ -7,12 +7,14 @@ A party's audit log and a server's facts count the same bodies. The network adds
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from atoll.core.question import REST, Encoding, Layout, Leaf, Question, arranged
+from atoll.core.question import PLAIN, REST, Encoding, Layout, Leaf, Question, arranged, array_of, walk
+from atoll.core.tree import Tree
 
 # What the network adds in either direction, as tests/network/test_network_bytes.py measures it.
 HEADERS = 480  # bytes for each question with its answer: envelopes, digests, and the headers of HTTP/2
@@ -58,6 +60,23 @@ def body_bytes(layout: Layout) -> int:
         shapes[REST] = np.dtype(np.uint8), (len(msgspec.msgpack.encode(dict.fromkeys(plain, 0))),)
     head, _, size = arranged(shapes)
     return len(head) + size
+
+
+def tree_bytes(tree: Tree) -> int:
+    """Count the bytes of a tree that travels."""
+    found = []
+    for path, leaf in walk(tree):
+        if type(leaf) in PLAIN:
+            found.append((path, Leaf(PLAIN[type(leaf)])))
+        else:
+            array = array_of(path, leaf)
+            found.append((path, Leaf(array.dtype.name, array.shape)))
+    return _leaf_bytes(tuple(found))
+
+
+@lru_cache(maxsize=256)  # a round is asked like the round before
+def _leaf_bytes(leaves: tuple[tuple[str, Leaf], ...]) -> int:
+    return body_bytes(Layout(dict(leaves)))
 
 
 def traffic(questions: Iterable[Question], messages: Mapping[str, tuple[int, int]]) -> Traffic:

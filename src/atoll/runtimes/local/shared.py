@@ -6,6 +6,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,8 +75,8 @@ class Block:
 
 
 def _bytes(place: Place) -> int:
-    return int(np.prod(place.shape)) * np.dtype(place.dtype).itemsize
+    return prod(place.shape) * np.dtype(place.dtype).itemsize
 
 
 def _array(view: memoryview, place: Place) -> Array:
-    return np.frombuffer(view, place.dtype, int(np.prod(place.shape)), place.start).reshape(place.shape)
+    return np.frombuffer(view, place.dtype, prod(place.shape), place.start).reshape(place.shape)
