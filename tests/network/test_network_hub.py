@@ -6,6 +6,7 @@ import base64
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from atoll.core.question import Layout, Leaf, Question
 from atoll.core.wire import EncodeContext, Setting, Wire, chain
 from atoll.core.world import World
 from atoll.crypto.keys import Refused
+from atoll.journal import Damaged
 from atoll.programs.quorum import Quorum
 from atoll.testing import Echo
 
@@ -42,7 +44,7 @@ from atoll.runtimes.network.messages.envelope import (
 )
 from atoll.runtimes.network.messages.payload import Header, header_of
 from atoll.runtimes.network.messages.trees import read_tree, write_tree
-from atoll.runtimes.network.server.hub import Hub, NobodyThere
+from atoll.runtimes.network.server.hub import TRIES, Hub, NobodyThere
 from atoll.runtimes.network.server.store import Store
 from atoll.runtimes.network.transport import PartyTransport, ServerTransport
 from atoll.runtimes.network.trust.roster import hinted, key_text
@@ -259,6 +261,56 @@ def test_an_answer_counts_once_however_often_it_is_sent(wired: Wired) -> None:
 
     replies = wired.ask(act)
     assert np.array_equal(replies.sums["vector"], 3 * GOOD[0])
+
+
+def stored(folder: Path, party: int) -> Path:
+    """Wait for the file of a party's answer."""
+    end = time.monotonic() + 10
+    while not (found := [*folder.glob(f"answers/*-{party}-*[!t]")]):  # not a part of one
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return found[0]
+
+
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+def test_an_answer_that_the_disk_has_changed_is_asked_for_again(wired: Wired, tmp_path: Path, how: str) -> None:
+    """The party sends the same bytes, and the sum is the one of a disk that changes nothing, in the same order."""
+
+    large = np.where(np.arange(SIZE) < SIZE - 1, np.float32(3e8), GOOD)  # what is added to it is rounded
+
+    def act() -> None:
+        wired.push("ada", answer(vector=large))
+        wired.push("ben", answer())
+        path = stored(tmp_path, 1)
+        body = bytearray(path.read_bytes())
+        body[-5] ^= 1
+        path.write_bytes(body) if how == "flipped" else path.unlink()
+        wired.push("cleo", answer())
+        wired.push("ben", answer())
+
+    replies = wired.ask(act)
+    assert replies.parties.tolist() == [0, 1, 2]
+    assert replies.sums["vector"].tobytes() == (large + GOOD + GOOD)[0].tobytes()
+    (said,) = [note.facts["why"] for note in wired.notes.notes if note.what == "damaged"]
+    assert "answers" in str(said)
+    assert str(said).endswith("ben is asked for it again")
+    assert not list((tmp_path / "answers").iterdir())
+
+
+def test_a_disk_that_changes_every_answer_ends_the_run_in_a_sentence(
+    wired: Wired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(path: Path, body: object, digest: str) -> None:
+        path.write_bytes(b"something else")
+
+    monkeypatch.setattr("atoll.runtimes.network.server.store.write_body", wrong)
+    ask = Ask(np.arange(1), WHAT, {"t": 0, "broadcast": np.zeros(3, np.float32)}, fold=("vector",))
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(wired.hub.ask, ask)
+        for _ in range(TRIES):
+            wired.push("ada", answer())
+        with pytest.raises(Damaged, match="as 3 others of this round were: see to this disk, then serve again"):
+            asked.result(10)
 
 
 def test_an_answer_to_another_question_does_not_count(wired: Wired) -> None:

@@ -33,6 +33,7 @@ from atoll.runtimes.network.messages.calls import Times
 from atoll.runtimes.network.messages.envelope import QuestionHead, Welcome
 from atoll.runtimes.network.messages.payload import Payload, header_of
 from atoll.runtimes.network.messages.trees import write_tree
+from atoll.runtimes.network.party.answers import LastAnswers
 from atoll.runtimes.network.party.assess import assess, worker_of
 from atoll.runtimes.network.party.audit import AuditLog, verify
 from atoll.runtimes.network.party.budget import JobBudget
@@ -313,3 +314,17 @@ def test_a_party_is_told_that_sums_over_its_test_data_are_hidden() -> None:
     assert set(found.manifest.metrics) == {"loss", "accuracy"}
     with pytest.raises(NotAllowed, match="allow_metrics"):
         policy.check(found.manifest, now=datetime.now().astimezone())
+
+
+def test_a_kept_answer_that_the_disk_has_changed_is_not_sent_again(tmp_path: Path) -> None:
+    kept = LastAnswers(tmp_path / "answers" / "job")
+    kept.remember(WHAT, b"a question", b"an answer")
+    assert kept.recall(WHAT, b"a question") == b"an answer"
+    assert kept.recall(WHAT, b"another") is None
+    (path,) = (tmp_path / "answers" / "job").iterdir()
+    data = path.read_bytes()
+    for at in range(8 * len(data)):
+        wrong = bytearray(data)
+        wrong[at // 8] ^= 1 << at % 8
+        path.write_bytes(wrong)
+        assert kept.recall(WHAT, b"a question") is None

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from atoll.core.tree import EMPTY, Array, Tree, leaves
 from atoll.crypto.keys import Refused
 from atoll.data.errors import BadData
 from atoll.data.schema import TableSchema
+from atoll.journal.sealed import Damaged
 from atoll.programs.quorum import Quorum
 from atoll.programs.traffic import travels
 from atoll.runtimes.local.worker import Chunk, Worker, sum_type
@@ -46,6 +48,7 @@ from atoll.runtimes.network.server.tables import Answer, Stranger
 from atoll.runtimes.network.trust.roster import Unreadable, hints_of
 
 AT_A_TIME = 8  # answers that are in memory to be looked at; others wait on disk
+TRIES = 4  # to read the answers to a question from a disk that changes them
 
 
 class NobodyThere(AtollError, RuntimeError):
@@ -473,7 +476,26 @@ class Hub:
         return tuple(self._gathered(*each, began) for each in zip(asks, put, within, strict=True))
 
     def _gathered(self, ask: Ask, asked: _Asked, within: float, began: float) -> Replies:
-        """Wait for the answers to a question, close it and read them."""
+        """Wait for the answers to a question, close it and read them; one that the disk has changed comes again."""
+        lost = 0
+        while True:
+            ready, over, late = self._close(ask, asked, within)
+            try:
+                replies = self._collect(ask, ready, asked, began, 0 if ask.max_staleness is None else late)
+            except _Lost as answer:
+                lost += 1
+                if lost == TRIES:
+                    raise Damaged(
+                        f"{answer}, as {TRIES - 1} others of this round were: see to this disk, then serve again"
+                    ) from None
+                self._again(answer, ready, over)
+                continue
+            for now in over:
+                self._store.forget(now.number)
+            return replies
+
+    def _close(self, ask: Ask, asked: _Asked, within: float) -> tuple[dict[_Key, set[int]], list[_Open], int]:
+        """Wait for answers; say which are ready, which questions are over with them, and how many never came."""
         with self._turn:
             self._wait(ask, asked, within)
             ready = self._taken(ask)
@@ -481,13 +503,22 @@ class Hub:
             over = [now for now in self._open.values() if now.what == ask.what and _ends(now, ask)]
             for now in over:
                 del self._open[now.number]
-            stale = sum(len(now.questions.keys() - now.taken) for now in over) if ask.max_staleness is not None else 0
+            late = sum(len(now.questions.keys() - now.taken) for now in over)
         for now in over:
             self._store.close_question(now.number)
-        replies = self._collect(ask, ready, asked, began, stale)
-        for now in over:
-            self._store.forget(now.number)
-        return replies
+        return ready, over, late
+
+    def _again(self, lost: _Lost, ready: Mapping[_Key, set[int]], over: Collection[_Open]) -> None:
+        """Take an answer for one that never came: its party, which is asked the same once more, still has the bytes."""
+        why = f"{lost}; {self._name(lost.party)} is asked for it again"
+        self._journal.note(Note("damaged", {"why": why}))
+        self._store.reopen([now.number for now in over], lost.question, lost.party)
+        with self._turn:
+            self._open |= {now.number: now for now in over}
+            for (number, _), parties in ready.items():
+                self._open[number].taken -= parties
+            self._open[lost.question].done.discard(lost.party)
+            self._news.notify_all()
 
     def _put(self, ask: Ask, within: float) -> _Asked:
         """Open the question; while answers may come late, parties that are still at work are asked nothing more."""
@@ -564,20 +595,19 @@ class Hub:
 
     def _collect(self, ask: Ask, ready: Mapping[_Key, set[int]], asked: _Asked, began: float, stale: int) -> Replies:
         question, t = self._questions[ask.what], int(ask.body["t"])
-        found: list[tuple[int, int, Answer]] = []
+        found: list[tuple[int, int, int, Answer]] = []
         refused = 0
         for (number, then), parties in ready.items():
             for answer in self._store.answers(number):
                 if answer.party in parties:
                     refused += answer.verdict == "rejected"
-                    found += [(answer.party, t - then, answer)] if answer.file else []
+                    found += [(answer.party, t - then, number, answer)] if answer.file else []
         found.sort(key=lambda entry: entry[:2])
         sums: dict[str, Array] = {}
         each: dict[str, list[Array]] = {}
         moved = {"bytes_up": 0, "bytes_down": asked.bytes}
-        for _, age, answer in found:
-            assert answer.file
-            data = answer.file.read_bytes()
+        for _, age, number, answer in found:
+            data = _body(number, answer)
             moved["bytes_up"] += len(data)
             for name, leaf in leaves(read_answer(question, data)):
                 row = np.asarray(leaf)
@@ -598,7 +628,7 @@ class Hub:
         facts |= {} if ask.max_staleness is None else {"asked": asked.parties}
         short = {path for path, leaf in question.answers.leaves.items() if leaf.upto}
         rows = {name: ragged(parts) if name in short else np.concatenate(parts) for name, parts in each.items()}
-        return Replies(np.array([party for party, _, _ in found], np.int64), rows, sums, facts)
+        return Replies(np.array([party for party, *_ in found], np.int64), rows, sums, facts)
 
     def _ask_here(self, ask: Ask, began: float) -> Replies:
         """Evaluate on the server's own test data."""
@@ -646,6 +676,26 @@ class Hub:
 
 
 _Key = tuple[int, int]  # of a question: its number, its round
+
+
+class _Lost(Exception):
+    """An answer that is not on the disk as it was accepted."""
+
+    def __init__(self, question: int, answer: Answer, why: str) -> None:
+        super().__init__(f"{answer.file} {why}")
+        self.question, self.party = question, answer.party
+
+
+def _body(question: int, answer: Answer) -> bytes:
+    """Read an answer as it was accepted."""
+    assert answer.file
+    try:
+        data = answer.file.read_bytes()
+    except OSError as error:
+        raise _Lost(question, answer, f"cannot be read: {error.strerror}") from None
+    if sha256(data).hexdigest() != answer.sha256:
+        raise _Lost(question, answer, "is damaged: it is not what was written")
+    return data
 
 
 def _ends(now: _Open, ask: Ask) -> bool:

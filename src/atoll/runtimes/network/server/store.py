@@ -349,6 +349,16 @@ class Store:
             )
         self._until.pop(question, None)
 
+    def reopen(self, questions: Iterable[int], lost: int, party: int) -> None:
+        """Let answers to these questions count again; one, whose body was lost, is as if it never came."""
+        files = [answer.file for answer in self.answers(lost) if answer.file and answer.party == party]
+        with self._write() as db:
+            db.executemany("UPDATE questions SET state = 'open' WHERE question = ?", [(q,) for q in questions])
+            db.execute("DELETE FROM answers WHERE question = ? AND party = ?", (lost, party))
+        with self._guard():
+            for file in files:
+                file.unlink(missing_ok=True)
+
     def forget(self, question: int) -> None:
         """Delete the bodies of a question, whose sum is kept elsewhere by now; who answered is remembered."""
         files = [answer.file for answer in self.answers(question) if answer.file]
