@@ -27,6 +27,7 @@ from atoll.journal import Damaged, Journal, Past, read
 from atoll.journal.sealed import load, save, seal, unseal
 from atoll.runtimes.folder import open_run
 from atoll.runtimes.run import simulate
+from damage import flip
 
 TEXT = """
 name = "small run"
@@ -116,13 +117,6 @@ def resume(folder: Path) -> None:
 @cache
 def data_of(recipe: str) -> Federated:
     return build(json.loads(recipe), 0)
-
-
-def flip(path: Path, chance: random.Random) -> None:
-    data = bytearray(path.read_bytes())
-    at = chance.randrange(8 * len(data))
-    data[at // 8] ^= 1 << at % 8
-    path.write_bytes(data)
 
 
 def flipped(runs: dict[str, Path], out: Path, seed: int, flips: int) -> dict[str, list[str]]:

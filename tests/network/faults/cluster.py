@@ -14,15 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 import spawn
+from atoll.journal import read
 from atoll.runtimes.network.trust.roster import line_of, new_key
 
 ATOLL = "from atoll.cli import main; main()"
 ALL = '"all"'
+
+
+CLOCK = ("time", "seconds", "elapsed", "work", "compile")
+Facts = list[dict[str, Any]]
 
 
 def job(rounds: int, parties: int = 3, select: str = ALL, hidden: int = 16) -> str:
@@ -118,6 +123,11 @@ class Cluster:
         facts = [json.loads(line) for line in lines if line.endswith("}")]
         return [fact for fact in facts if not what or fact["what"] == what]
 
+    def told(self) -> Facts:
+        """What counts of the rounds and their evaluations, but for what a clock says."""
+        facts = [fact for fact in read(self.run).facts if fact["what"] in ("round", "evaluation")]
+        return [{name: value for name, value in fact.items() if name not in CLOCK} for fact in facts]
+
     def rounds(self) -> int:
         return max((fact["round"] for fact in self.facts("round")), default=0)
 
@@ -153,18 +163,25 @@ class Cluster:
             process.wait(10)
 
 
+class Whole(NamedTuple):
+    """A run that nobody disturbs: its model, and what it says of its rounds."""
+
+    model: bytes
+    facts: Facts
+
+
 @cache
+def whole(text: str, parties: int = 3, code: str = ATOLL) -> Whole:
+    with tempfile.TemporaryDirectory() as folder, closing(Cluster(Path(folder), text, parties)) as cluster:
+        server = cluster.serve()
+        cluster.join_all(code=code)
+        cluster.ends(server)
+        return Whole(cluster.model(), cluster.told())
+
+
 def undisturbed(text: str, parties: int = 3, code: str = ATOLL) -> bytes:
     """The model of a run that nobody disturbs."""
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), text, parties)
-        try:
-            server = cluster.serve()
-            cluster.join_all(code=code)
-            cluster.ends(server)
-            return cluster.model()
-        finally:
-            cluster.close()
+    return whole(text, parties, code).model
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 CHUNK = 1 << 16
+UNDER_WAY = 64  # pieces of data in each direction of a line
 AGAIN = 0.2  # seconds after which TCP at the earliest sends again what was lost; each time it waits twice as long
 
 
@@ -77,8 +78,12 @@ class Proxy:
         line = _Line(self, (writer, far_writer))
         self._lines.add(line)
         try:
-            await asyncio.gather(line.pass_on(reader, far_writer), line.pass_on(far_reader, writer))
-        except OSError:
+            async with asyncio.TaskGroup() as both:
+                for one, other in ((reader, far_writer), (far_reader, writer)):
+                    under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(UNDER_WAY)
+                    both.create_task(line.take(one, under_way))
+                    both.create_task(line.give(under_way, other))
+        except* OSError:
             pass  # one end has gone
         finally:
             self._lines.discard(line)
@@ -91,16 +96,16 @@ class Proxy:
         self.seen[fate] += 1
         return fate
 
-    async def way(self) -> None:
-        """Wait for as long as a piece of data is on its way."""
-        await self._whole.wait()
+    def late(self) -> float:
+        """How many seconds a piece of data is on its way."""
         late, again = self.delay, AGAIN
         while self.loss and self._chance.random() < self.loss:
             self.seen["lost"] += 1
             late, again = late + again, 2 * again
-        if late:
-            await asyncio.sleep(late)
-            await self._whole.wait()
+        return late
+
+    async def whole(self) -> None:
+        await self._whole.wait()
 
 
 class _Line:
@@ -116,12 +121,25 @@ class _Line:
         for end in self._ends:
             end.transport.abort()
 
-    async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def take(self, reader: asyncio.StreamReader, under_way: asyncio.Queue[tuple[float, bytes]]) -> None:
+        """Let data begin its way, as fast as the line is wide."""
         rate = self._proxy.rate
-        while piece := await reader.read(min(CHUNK, max(1024, int(rate / 20))) if rate else CHUNK):
+        piece = b"some"
+        while piece:
+            piece = await reader.read(min(CHUNK, max(1024, int(rate / 20))) if rate else CHUNK)
             if rate:
                 await asyncio.sleep(len(piece) / rate)
-            await self._proxy.way()
+            await under_way.put((asyncio.get_running_loop().time() + self._proxy.late(), piece))
+
+    async def give(self, under_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        """Let data arrive, in the order in which it was sent."""
+        while True:
+            due, piece = await under_way.get()
+            if (left := due - asyncio.get_running_loop().time()) > 0:
+                await asyncio.sleep(left)
+            await self._proxy.whole()
+            if not piece:
+                break
             fate = self._proxy.draw() if not self._stalled else "stall"
             if fate == "reset":
                 for end in self._ends:  # nothing is sent any more, not even that it is over

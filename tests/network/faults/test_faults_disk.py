@@ -4,110 +4,69 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from cluster import ATOLL, Cluster, job, undisturbed
+from cluster import Cluster, job
+from trials import LIMITED, QUORUM, SENTENCE, full_party, full_server, may_mount, mount, sentence, small_disk, true
 
-from atoll.journal import read
+from atoll.runtimes.network.server.monitor import Monitor, last_said
 
 pytest.importorskip("grpc")
 
-LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0})); " + ATOLL
 ROUNDS = 40
-
-
-def mount(*options: str) -> None:
-    if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk is not permitted here")
-
-
-def whole(federation: Cluster) -> int:
-    """How many checkpoints there are; each of them can be read."""
-    from safetensors.numpy import load_file
-
-    paths = sorted((federation.run / "checkpoints").glob("*.safetensors"))
-    for path in paths:
-        assert int(load_file(path)["t"]) == int(path.stem)
-    return len(paths)
-
-
-def ends_in_a_sentence(federation: Cluster, server: subprocess.Popen[str], *words: str) -> None:
-    code = server.wait(300)
-    said = [line for line in federation.said("server").splitlines() if line.startswith("atoll: ")]
-    assert code == 2, federation.said("server")
-    assert "Traceback" not in federation.said("server")
-    assert all(word in said[-1] for word in ("run", *words)), said
-
-
-def goes_on(federation: Cluster) -> None:
-    server = federation.serve()
-    federation.join_all()
-    federation.ends(server)
-    assert federation.model() == undisturbed(job(ROUNDS))
-    assert sorted(fact["round"] for fact in read(federation.run).facts if fact["what"] == "round") == [
-        *range(1, ROUNDS + 1)
-    ]
+FULL = {"run": (full_server, "size=100k"), "party-1": (full_party, "size=12k")}
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[Path, str], None]]:
-    """Put a small disk where a folder is; asked for before a cluster, it goes after the processes that use it."""
-    mounted = list[Path]()
-
-    def put(where: Path, size: str) -> None:
-        where.mkdir(parents=True)
-        mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where))
-        mounted.append(where)
-
-    yield put
-    for where in mounted:
-        subprocess.run(["umount", where], check=True)
+def _mounting(tmp_path: Path) -> None:
+    if not may_mount(tmp_path / "disk"):
+        pytest.skip("mounting a small disk is not permitted here")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("size", ["8k", "100k", "300k", "700k", "1500k"])
-def test_a_full_disk_ends_the_run_in_a_sentence_and_with_space_it_goes_on(
-    disk: Callable[[Path, str], None], cluster: Callable[..., Cluster], size: str
-) -> None:
-    federation = cluster(job(ROUNDS))
-    disk(federation.run, size)
-    server = federation.begin("--address", "127.0.0.1:0")
-    federation.until(lambda: "serving at" in federation.said("server") or server.poll() is not None)
-    if server.poll() is None:
-        federation.address = federation.said("server").split("serving at ")[1].split(";")[0]
-        federation.join_all()
-    ends_in_a_sentence(federation, server, "free some space")
-    whole(federation)
-    subprocess.run(["mount", "-o", "remount,size=64m", federation.run], check=True)
-    federation.close()
-    goes_on(federation)
+@pytest.mark.usefixtures("_mounting")
+@pytest.mark.parametrize("where", [pytest.param("run", marks=pytest.mark.nightly), "party-1"])
+def test_a_full_disk_ends_in_a_sentence_and_with_space_the_run_goes_on(tmp_path: Path, where: str) -> None:
+    federation, (meets, options) = Cluster(tmp_path, job(10) + QUORUM), FULL[where]
+    with small_disk(tmp_path / where, options) as grow, closing(federation):
+        assert meets(federation, grow) == SENTENCE
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("limit", [4_000, 9_000, 40_000, 100_000])
 def test_files_that_may_not_grow_end_the_run_in_a_sentence(cluster: Callable[..., Cluster], limit: int) -> None:
     federation = cluster(job(ROUNDS))
-    server = federation.begin(code=LIMITED.format(limit))
-    federation.until(lambda: "serving at" in federation.said("server") or server.poll() is not None)
-    if server.poll() is None:
-        federation.address = federation.said("server").split("serving at ")[1].split(";")[0]
-        federation.join_all()
-    ends_in_a_sentence(federation, server)
-    whole(federation)
-    federation.close()
-    goes_on(federation)
+    assert full_server(federation, lambda: None, code=LIMITED.format(limit)) == SENTENCE
 
 
-def test_a_disk_that_may_only_be_read_is_named(
-    disk: Callable[[Path, str], None], cluster: Callable[..., Cluster]
-) -> None:
-    federation = cluster(job(ROUNDS))
-    disk(federation.run, "1m")
-    mount("-o", "remount,ro", str(federation.run))
-    ends_in_a_sentence(federation, federation.begin(), "Read-only")
+@pytest.mark.usefixtures("_mounting")
+def test_on_a_disk_that_is_full_to_the_last_byte_the_status_says_so(tmp_path: Path) -> None:
+    """There is no space for a new file beside the old one, so the old one is written over."""
+    folder = tmp_path / "run"
+    with small_disk(folder, "size=64k") as grow, Monitor(folder, 3) as monitor:
+        assert last_said(folder)["state"] == "waiting"
+        with suppress(OSError):
+            (folder / "all").write_bytes(bytes(1 << 20))
+        monitor._write()
+        assert last_said(folder)["state"] == "full"
+        assert "No space left on device; free some space" in last_said(folder)["reason"]
+        grow()
+        monitor._write()
+        assert last_said(folder)["state"] == "full"  # it has only seen now that there is space
+        monitor._write()
+        assert last_said(folder)["state"] == "waiting"
+
+
+@pytest.mark.usefixtures("_mounting")
+def test_a_disk_that_may_only_be_read_is_named(tmp_path: Path) -> None:
+    federation = Cluster(tmp_path, job(ROUNDS))
+    with small_disk(federation.run, "size=1m"), closing(federation):
+        assert mount("-o", "remount,ro", str(federation.run))
+        server = federation.begin()
+        server.wait(60)
+        assert "Read-only" in sentence(federation, "server", server)
 
 
 def cut(path: Path, chance: random.Random) -> None:
@@ -154,4 +113,7 @@ def test_what_a_power_cut_tears_is_put_right(cluster: Callable[..., Cluster], te
     server.wait(10)
     TORN[tear](federation, random.Random(1))
     federation.close()
-    goes_on(federation)
+    server = federation.serve()
+    federation.join_all()
+    federation.ends(server)
+    true(federation)

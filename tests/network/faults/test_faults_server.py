@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import random
-import select
 import signal
 import socket
 import struct
-import sys
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,44 +18,6 @@ pytest.importorskip("grpc")
 from atoll.runtimes.network.messages.calls import Times
 from atoll.runtimes.network.transport import ServerTransport
 from atoll.runtimes.network.trust.tls import ServerTLS
-
-ROUNDS = 500  # a twentieth of a second each: so many that ten kills fall into a run
-EVENTS = {"create": 0x100, "written": 0x8, "renamed": 0x80, "removed": 0x200}  # of inotify
-
-
-@contextmanager
-def watched(folder: Path, event: str) -> Iterator[Callable[[float], bool]]:
-    """Tell as soon as the kernel does that something happens to a file of a folder; gives False where nothing does."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = libc.inotify_init1(os.O_NONBLOCK)
-    try:
-        assert libc.inotify_add_watch(fd, os.fsencode(folder), EVENTS[event]) >= 0, os.strerror(ctypes.get_errno())
-
-        def wait(seconds: float) -> bool:
-            there, _, _ = select.select([fd], [], [], seconds)
-            return bool(there) and len(os.read(fd, 1 << 16)) >= struct.calcsize("iIII")
-
-        yield wait
-    finally:
-        os.close(fd)
-
-
-def kill(cluster: Cluster, chance: random.Random, how: str) -> str | None:
-    """Start the server and kill it at some moment; None if the run ended before."""
-    if how == "start":
-        server = cluster.begin()
-        time.sleep(chance.uniform(0, 1.5 * (cluster.ready[-1] if cluster.ready else 1.0)))
-    else:
-        server = cluster.serve()
-        if how == "write":
-            how = chance.choice(list(EVENTS))
-            with watched(cluster.run / "checkpoints", how) as happened:
-                for _ in range(chance.randrange(1, 15)):
-                    happened(20.0)
-        else:
-            time.sleep(chance.uniform(0, 6))
-    server.send_signal(signal.SIGKILL)
-    return how if server.wait(10) == -signal.SIGKILL and not cluster.finished() else None
 
 
 def test_a_server_that_dies_in_a_handshake_is_not_one_that_refuses(federation: Any) -> None:
@@ -86,43 +39,6 @@ def test_a_server_that_dies_in_a_handshake_is_not_one_that_refuses(federation: A
     federation.server.start()
     calling.join(30)
     assert heard == [b"alice: hi"]
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(sys.platform != "linux", reason="files are watched by inotify")
-def test_a_hundred_kills(cluster: Callable[..., Cluster], figure: Callable[[str], None]) -> None:
-    right = undisturbed(job(ROUNDS))
-    kills, ready, runs, given_up = Counter[str](), list[float](), 0, 0
-    while kills.total() < 100:
-        chance = random.Random(runs)
-        federation = cluster(job(ROUNDS))
-        federation.serve().kill()  # the parties have to know the address
-        federation.processes[-1].wait(10)
-        parties = federation.join_all()
-        for _ in range(10):
-            done = kill(federation, chance, chance.choice(["clock", "clock", "write", "write", "start"]))
-            if done is None:
-                break
-            kills[done] += 1
-            given_up += federation.revive(parties)
-            kept, resumed = federation.newest(), len(federation.facts("resume"))
-        if done is not None:
-            server = federation.serve()
-            given_up += federation.revive(parties)
-            federation.until(lambda f=federation, n=resumed, k=kept: k < 0 or len(f.facts("resume")) > n)
-            if kept >= 0:
-                assert federation.facts("resume")[-1]["round"] == kept
-            federation.ends(server)
-        assert [party.wait(180) for party in parties] == [0, 0, 0]
-        assert federation.model() == right
-        ready += federation.ready
-        runs += 1
-        federation.close()
-        usual = sorted(ready)[len(ready) // 2]
-        figure(f"{kills.total()} kills in {runs} runs, all resumed, all with equal bits: {dict(kills)}")
-        figure(f"ready after {usual:.2f} s (median of {len(ready)}), slowest {max(ready):.2f} s")
-        figure(f"{given_up} parties had no server for a minute, gave up and were started again")
-    assert max(ready) <= 5.0
 
 
 # A server that kills itself when a method of its hub has done its work, the moment its `said` fits.
@@ -165,7 +81,7 @@ def interrupted(federation: Cluster, method: str, when: str, code: str = ATOLL) 
     """Begin a run and see the server die in it."""
     server = federation.serve(code=DIES.format(method, when))
     federation.join_all(code=code)
-    assert server.wait(120) == -signal.SIGKILL, federation.said("server")
+    assert server.wait(600) == -signal.SIGKILL, federation.said("server")  # as long as a run may take to end
 
 
 def sent_twice(federation: Cluster, what: str) -> list[list[dict[str, Any]]]:
@@ -245,24 +161,3 @@ def test_noise_of_the_server_is_drawn_again(cluster: Callable[..., Cluster]) -> 
     moved = [fact["update_norm"] for fact in federation.facts("round") if fact["round"] == CUT + 1]
     assert len(moved) == 2
     assert moved[0] != moved[1]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seconds", [5.0, 12.0, 30.0, 60.0])
-def test_a_paused_server_takes_nobody_for_silent(
-    cluster: Callable[..., Cluster], figure: Callable[[str], None], seconds: float
-) -> None:
-    """As after a suspend or a snapshot of its machine: the lines may have gone, the parties have not."""
-    federation = cluster(job(60))
-    server = federation.serve()
-    federation.join_all()
-    for at in (10, 30):
-        federation.until(lambda at=at: federation.rounds() >= at, pause=0.01)
-        server.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        now, began = federation.rounds(), time.monotonic()
-        server.send_signal(signal.SIGCONT)
-        federation.until(lambda now=now: federation.rounds() > now + 1, pause=0.01)
-        figure(f"paused for {seconds:g} s at round {at}: goes on {time.monotonic() - began:.1f} s after it")
-    federation.ends(server)
-    assert [fact["answered"] for fact in federation.facts("round")] == [3] * 60

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -130,11 +131,15 @@ class Monitor:
             self._write()
 
     def _write(self) -> None:
+        path = self._folder / "status.json"
         try:
-            replace_file(self._folder / "status.json", seal(self.status()).encode(), mode=0o600, sync=False)
+            replace_file(path, seal(self.status()).encode(), mode=0o600, sync=False)
             self._unwritten = ""
-        except OSError as error:  # the endpoint still says so
+        except OSError as error:
             self._unwritten = f"cannot write to {self._folder}: {error.strerror}; free some space"
+            with suppress(OSError), path.open("r+b") as file:  # what it has of a full disk it keeps
+                file.write(seal(self.status()).encode())
+                file.truncate()
 
 
 def server_of(folder: Path) -> int | None:
