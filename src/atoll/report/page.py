@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.core.disk import replace_file
+from atoll.core.errors import Unwritable
 from atoll.core.tree import Array
 from atoll.report import figures as fig
 from atoll.report import privacy, roles
@@ -26,8 +27,12 @@ def write(path: str | Path, about: About, facts: Facts) -> Path:
     """Write the report; the file is the old one or the new one, whatever happens."""
     path = Path(path)
     text = shown(page(about, facts))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, text.encode("utf-8"), sync=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode("utf-8"), sync=False)
+    except OSError as error:
+        remedy = "free some space, or choose another folder; atoll report RUN writes it again"
+        raise Unwritable(f"cannot write to {path.parent}: {error.strerror}; {remedy}") from None
     return path
 
 

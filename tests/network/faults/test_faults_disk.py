@@ -12,6 +12,8 @@ import pytest
 from cluster import Cluster, job
 from trials import LIMITED, QUORUM, SENTENCE, full_party, full_server, may_mount, mount, sentence, small_disk, true
 
+from atoll.core.errors import Unwritable
+from atoll.report.page import write
 from atoll.runtimes.network.server.monitor import Monitor, last_said
 
 pytest.importorskip("grpc")
@@ -57,6 +59,21 @@ def test_on_a_disk_that_is_full_to_the_last_byte_the_status_says_so(tmp_path: Pa
         assert last_said(folder)["state"] == "full"  # it has only seen now that there is space
         monitor._write()
         assert last_said(folder)["state"] == "waiting"
+
+
+@pytest.mark.usefixtures("_mounting")
+def test_a_server_that_cannot_write_down_its_own_process_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with small_disk(folder, "size=4k"):
+        (folder / "all").write_bytes(bytes(4096))
+        with pytest.raises(Unwritable, match=r"cannot write to .*run: No space left on device; free some space, or"):
+            Monitor(folder, 3).__enter__()
+
+
+@pytest.mark.usefixtures("_mounting")
+def test_a_report_that_does_not_fit_is_a_sentence(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "run", "size=4k"), pytest.raises(Unwritable, match="atoll report RUN writes it again"):
+        write(tmp_path / "run" / "report.html", {}, [])
 
 
 @pytest.mark.usefixtures("_mounting")

@@ -54,11 +54,11 @@ class Monitor:
         try:
             self._held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise Unwritable(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from None
+            raise self._unwritable(error) from None
         try:
             hold_soon(self._held, path)
             os.ftruncate(self._held, 0)
-            os.write(self._held, str(os.getpid()).encode())
+            self._name()
             if self._health:
                 self._endpoint = Endpoint(self._health, self.status)
         except BaseException:
@@ -68,6 +68,18 @@ class Monitor:
         self._thread = threading.Thread(target=self._tell, name="atoll-monitor", daemon=True)
         self._thread.start()
         return self
+
+    def _name(self) -> None:
+        """Write down which process serves here."""
+        try:
+            os.write(self._held, str(os.getpid()).encode())
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> Unwritable:
+        return Unwritable(
+            f"cannot write to {self._folder}: {error.strerror}; free some space, or choose another folder"
+        )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended.set()
