@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,31 @@ from cast import Cast, parameters, simulated
 from counting import CountingProxy
 
 import atoll
-from atoll.core.wire import Mismatch
+from atoll.core.tree import Schema
 from atoll.core.world import World
-from atoll.job.assemble import agreement_of, assemble
+from atoll.job.assemble import agreement_of, assemble, summary_of
+from atoll.metrics import (
+    AUC,
+    F1,
+    MAE,
+    MSE,
+    R2,
+    Accuracy,
+    AveragePrecision,
+    BalancedAccuracy,
+    LogLoss,
+    Perplexity,
+    Recall,
+    TopKAccuracy,
+)
+from atoll.runtimes.network.edge import Downstream, check_edge, edge
 from atoll.runtimes.network.messages.envelope import Welcome
+from atoll.runtimes.network.party.policy import NotAllowed, Policy
+from atoll.runtimes.network.trust.tls import Insecure
+
+CLASSES = (AUC(), F1(), Accuracy(), AveragePrecision(), BalancedAccuracy(), LogLoss(), Perplexity(), Recall(),
+           TopKAccuracy(3))  # fmt: skip
+REAL = (MAE(), MSE(), R2())
 
 RECIPE = '{ use = "digits", clients = 6, test = 0.2 }'
 JOB = f"""
@@ -37,8 +62,6 @@ select = "all"
 
 def stand(parent: str, folder: str, name: str, server: str, roster: str, first: int) -> None:
     """Be an edge, in a process of its own."""
-    from atoll.runtimes.network.edge import Downstream, edge
-    from atoll.runtimes.network.party.policy import Policy
     from atoll.runtimes.network.trust.roster import RosterFile, load_key, peer_of
     from atoll.runtimes.network.trust.tls import PartyTLS, ServerTLS
 
@@ -94,28 +117,42 @@ class Levels:
 
     def play(self, job: str, through: Callable[[str], str] = str) -> Any:
         """Serve a job; edges reach the server by the address that `through` gives for its own."""
-        from atoll.runtimes.network.trust.roster import line_of, load_key
-
         parent, count = through(self.top.open(job)), 0
         for name, cast in self.under.items():
-            args = (parent, str(self.top.folder), name, line_of(self.top.server), str(cast.roster), count)
-            self.edges.append(spawn.process(*self.acts.get(name, (stand,)), *args))
+            self.edge(parent, name, count)
             count += len(cast.names)
         count = 0
         for name, cast in self.under.items():
-            said = self.top.folder / f"{name}.address"
-            end = time.monotonic() + 120
-            while not said.is_file() or not said.read_text():
-                assert time.monotonic() < end
-                time.sleep(0.05)
-            cast.server = load_key(self.top.folder / f"{name}.key")  # who those below take for their server
-            for party in cast.names:
-                mine = self.recipe.replace(" }", f", party = {count} }}")
-                allow = "".join(f"allow_{what} = true\n" for what in ("plain", "semi_honest", "metrics"))
-                text = f'{allow}roster = "{cast.roster}"\ndata = {mine}\n'
-                cast.join(said.read_text(), party, text)
-                count += 1
+            self.below(name, count)
+            count += len(cast.names)
         return self.top.close(400)
+
+    def edge(self, parent: str, name: str, first: int) -> None:
+        """Start an edge, whose parties have numbers from `first` on."""
+        from atoll.runtimes.network.trust.roster import line_of
+
+        roster = str(self.under[name].roster)
+        args = (parent, str(self.top.folder), name, line_of(self.top.server), roster, first)
+        self.edges.append(spawn.process(*self.acts.get(name, (stand,)), *args))
+
+    def below(self, name: str, part: int) -> None:
+        """Start the parties of an edge, with parts of the data from this one on."""
+        for count, party in enumerate(self.under[name].names, part):
+            self.party(name, party, count)
+
+    def party(self, edge: str, name: str, part: int) -> None:
+        """Start a party below an edge as soon as that listens."""
+        from atoll.runtimes.network.trust.roster import load_key
+
+        cast, said = self.under[edge], self.top.folder / f"{edge}.address"
+        end = time.monotonic() + 120
+        while not said.is_file() or not said.read_text():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        cast.server = load_key(self.top.folder / f"{edge}.key")  # who those below take for their server
+        mine = self.recipe.replace(" }", f", party = {part} }}")
+        allow = "".join(f"allow_{what} = true\n" for what in ("plain", "semi_honest", "metrics"))
+        cast.join(said.read_text(), name, f'{allow}roster = "{cast.roster}"\ndata = {mine}\n')
 
     def end(self) -> None:
         for cast in (self.top, *self.under.values()):
@@ -223,21 +260,115 @@ def _audit(folder: Path) -> list[str]:
     return (folder / "audit.jsonl").read_text().splitlines()
 
 
+@pytest.mark.nightly
+def test_lines_of_an_edge_and_of_its_server_count_while_both_run(tmp_path: Path) -> None:
+    """A party is added below an edge and one removed; then an edge is added at the server. Nobody is started again."""
+    from atoll.runtimes.network.trust.roster import line_of, load_key, new_key
+
+    job = JOB.replace('{ use = "mlp", hidden = [120, 120] }', '"softmax"').replace("rounds = 2", "rounds = 4000")
+    levels = Levels(tmp_path, 2)
+    north, south = (levels.under[name] for name in ("north", "south"))
+
+    def listed(roster: Path, *lines: str) -> None:
+        roster.with_suffix(".new").write_text("".join(f"{line}\n" for line in lines))
+        roster.with_suffix(".new").rename(roster)
+
+    def told(folder: Path, what: str, **more: str) -> bool:
+        facts = [json.loads(line) for line in (folder / "facts.jsonl").read_text().splitlines() if line.endswith("}")]
+        return any(fact["what"] == what and more.items() <= fact.items() for fact in facts)
+
+    def until(holds: Callable[[], bool]) -> None:
+        end = time.monotonic() + 120
+        while not holds():
+            assert time.monotonic() < end, {name: north.log(name)[-800:] for name in north.processes}
+            time.sleep(0.1)
+
+    of_edges = levels.top.roster.read_text().splitlines()
+    of_north = north.roster.read_text().splitlines()
+    try:
+        listed(levels.top.roster, of_edges[0])
+        parent = levels.top.open(job)
+        levels.edge(parent, "north", 0)
+        levels.below("north", 0)
+        levels.top.until(2)
+        listed(north.roster, *of_north, line_of(new_key(north.folder, "north-2")))
+        levels.party("north", "north-2", 4)
+        until(lambda: told(levels.top.folder / "north", "roster", added="north-2"))
+        until(lambda: "bytes" in north.log("north-2"))
+        listed(north.roster, of_north[1], line_of(load_key(north.folder / "north-2.key")))
+        north.processes["north-0"].join(60)
+        assert north.processes["north-0"].exitcode == 1
+        assert "Revoked" in north.log("north-0")
+        listed(levels.top.roster, *of_edges)
+        levels.edge(parent, "south", 8)
+        levels.below("south", 2)
+        until(lambda: told(levels.top.folder / "run", "round", answered=2))
+        running = [*levels.edges, *south.processes.values(), *(north.processes[f"north-{k}"] for k in (1, 2))]
+        assert all(process.is_alive() for process in running)
+        assert north.log("north-1").count("who sees what") == 2, "it looked at the job again for north-2 only"
+    finally:
+        levels.end()
+
+
+@dataclass(frozen=True)
+class Telling(atoll.FedAvg):
+    """A method that tells the server a figure of each party."""
+
+    @property
+    def reports(self) -> Schema:
+        return Schema((("value", ()),))
+
+
+def made(method: Any, stages: Any = None, combine: Any = None, **more: Any) -> Any:
+    from atoll.data import build
+
+    channel = atoll.Channel(stages or (atoll.Weigh(),), combine or atoll.Sum())
+    return assemble(atoll.Job(method, atoll.All(), channel, rounds=2, **more), build({"use": "digits", "clients": 6}))
+
+
 @pytest.mark.parametrize(
-    ("stages", "combine", "said"),
+    ("job", "policy", "said"),
     [
-        ((atoll.Clip(1.0), atoll.Average(), atoll.Gaussian(1.0, "local")), atoll.Sum(), "noise through an edge"),
-        ((atoll.Clip(1.0, quantile=0.5), atoll.Average()), atoll.Sum(), "keeps memory at the server"),
-        ((atoll.Weigh(),), atoll.Buffered(2), "an edge waits for all"),
+        ({"stages": (atoll.Clip(1.0), atoll.Average(), atoll.Gaussian(1.0, "local"))}, {}, "noise through an edge"),
+        ({"stages": (atoll.Clip(1.0, quantile=0.5), atoll.Average())}, {}, "keeps memory at the server"),
+        ({"combine": atoll.Buffered(2)}, {}, "an edge waits for all"),
+        ({"method": Telling(atoll.models.softmax())}, {}, "Telling reports value of each party, and an edge is many"),
+        ({}, {"max_norm": 1.0}, "max_norm: an edge passes on what its parties clip"),
+        ({}, {"round_metrics": 10}, "round_metrics: an edge has no test data"),
     ],
 )
-def test_what_would_mean_something_else_is_refused(stages: Any, combine: Any, said: str) -> None:
-    from atoll.data import build
-    from atoll.runtimes.network.edge import check_below
+def test_what_would_mean_something_else_is_refused(job: Any, policy: Any, said: str) -> None:
+    with pytest.raises(NotAllowed, match=said):
+        check_edge(made(**({"method": atoll.FedAvg(atoll.models.softmax())} | job)), Policy(**policy))
 
-    job = atoll.Job(atoll.FedAvg(atoll.models.softmax()), atoll.All(), atoll.Channel(stages, combine), rounds=2)
-    with pytest.raises(Mismatch, match=said):
-        check_below(assemble(job, build({"use": "digits", "clients": 6})))
+
+@pytest.mark.parametrize("metric", [*CLASSES, *REAL], ids=lambda metric: metric.name)
+def test_an_edge_without_data_declares_every_metric_as_a_party_does(metric: Any) -> None:
+    """Sums over own test data have one layout, whoever adds them up."""
+    from atoll.data import build
+    from atoll.programs.evaluate import LOCAL
+    from atoll.runtimes.network.party.assess import blank
+
+    data = build({"use": "diabetes" if metric in REAL else "digits", "clients": 3, "test": 0.2})
+    model = atoll.models.linear() if metric in REAL else atoll.models.softmax()
+    job = atoll.Job(atoll.FedAvg(model), metrics=(metric,))
+    below = blank(summary_of(data).sample, data.classes)
+    of_party, of_edge = (assemble(job, held, world=World.real(0)).questions(3)[LOCAL] for held in (data, below))
+    assert of_edge.answers == of_party.answers
+
+
+def test_an_edge_that_is_early_waits_for_its_hours(tmp_path: Path) -> None:
+    soon, said, stop = datetime.now() + timedelta(hours=2), list[str](), threading.Event()
+    policy = Policy(allow_plain=True, hours=f"{soon:%H:%M}-{soon + timedelta(minutes=1):%H:%M}")
+    below = Downstream("127.0.0.1:0", Insecure("north"), dict)
+    with ThreadPoolExecutor(1) as threads:  # nobody is there, and nobody is called
+        call = ("127.0.0.1:1", Insecure("north"), "north", policy, tmp_path, below)
+        stood = threads.submit(edge, *call, say=said.append, stop=stop)
+        with pytest.raises(TimeoutError):
+            stood.result(0.5)
+        assert "waits until then" in said[0]
+        stop.set()
+        assert stood.result(10) == "stopped by hand"
 
 
 def _simulated_facts(job: str) -> Any:

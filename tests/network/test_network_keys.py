@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_network_runs import JOB, Federation
 
 from atoll.crypto.keys import Identity, Refused
 from atoll.runtimes.network.messages.calls import Times
@@ -92,3 +94,50 @@ def test_a_party_that_was_told_goes_on_with_the_new_key_and_another_does_not(fed
     assert told.hello(b"again") == b"alice: again"
     with pytest.raises(Refused, match="is not hub: its key is not"):
         away.hello(b"again")
+
+
+@pytest.mark.nightly
+def test_commands_follow_an_announced_key_and_no_other(tmp_path: Path) -> None:
+    """A server announces its next key, is stopped and started under it; c was away, so to c it is a stranger's."""
+    text = JOB.replace("[120, 120]", "[8]").replace("rounds = 4", "rounds = 4000").replace("epochs = 1", "epochs = 4")
+    made = Federation(tmp_path, text)
+    for name in ("next", "liar"):
+        (tmp_path / name).mkdir()
+        made.key("server", tmp_path / name)
+    line = made.lines["server"]
+
+    def rounds() -> int:
+        return sum(fact["what"] == "round" for fact in made.facts())
+
+    def restarted(server: subprocess.Popen[str], key: str, *more: str) -> subprocess.Popen[str]:
+        server.terminate()
+        assert server.wait(30) == 130
+        (tmp_path / "server.key").write_bytes((tmp_path / key / "server.key").read_bytes())
+        before = rounds()
+        again = made.serve("--parties", "2", *more)
+        made.until(lambda: rounds() > before + 2)
+        return again
+
+    try:
+        server = made.serve("--parties", "2", "--next-key", "next/server.key")
+        parties = {name: made.join(name) for name in "ab"}
+        made.until(lambda: rounds() > 2)
+        assert "announces a new key" in (tmp_path / "a.log").read_text()
+        # Whoever has no old key signs nothing that counts; b and a go on with the one that was announced.
+        server = restarted(server, "next")
+        assert [party.poll() for party in parties.values()] == [None, None]
+        assert line == made.lines["server"], "parties are still started with the old line"
+        away = made.join("c")
+        assert away.wait(90) == 4
+        assert "is not server: its key is not" in (tmp_path / "c.log").read_text()
+        parties["a"].terminate()
+        assert parties["a"].wait(30) == 130
+        parties["a"] = made.join("a")  # with the old line, and what its folder has of the new key
+        made.until(lambda: (tmp_path / "a.log").read_text().count("who sees what") == 2)
+        server.terminate()
+        assert server.wait(30) == 130
+        (tmp_path / "server.key").write_bytes((tmp_path / "liar" / "server.key").read_bytes())
+        made.serve("--parties", "2")
+        assert [party.wait(120) for party in parties.values()] == [4, 4], "a key that nobody announced"
+    finally:
+        made.close()

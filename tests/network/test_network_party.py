@@ -249,7 +249,7 @@ def test_parties_of_an_edge_have_one_wire_though_their_numbers_do_not_begin_at_0
     """Those who took another number of parties for theirs would not agree in what a hidden sum is of."""
     from atoll.runtimes.network.messages.envelope import Welcome
     from atoll.runtimes.network.party.assess import assess
-    from atoll.runtimes.network.party.join import parties_of
+    from atoll.runtimes.network.party.line import parties_of
 
     stages = (atoll.Clip(1.0), atoll.Average(), atoll.Ring())
     text = dumps(to_table(atoll.Job(JOB.method, atoll.All(), atoll.Channel(stages, atoll.SecureSum())), RECIPE, 0))

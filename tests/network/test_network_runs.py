@@ -34,6 +34,8 @@ ATOLL = [sys.executable, "-c", "from atoll.cli import main; main()"]
 class Federation:
     """Processes of one test; all of them are gone when it ends."""
 
+    run = "run"  # the server's folder
+
     def __init__(self, folder: Path, job: str = JOB) -> None:
         self.folder, self.address = folder, ""
         self.processes: list[subprocess.Popen[str]] = []
@@ -59,7 +61,7 @@ class Federation:
         before = len(log.read_text()) if log.exists() else 0
         address = self.address or "127.0.0.1:0"
         process = self.start(
-            "serve", "job.toml", "--roster", "roster", "--key", "server.key", "--address", address, "--run", "run",
+            "serve", "job.toml", "--roster", "roster", "--key", "server.key", "--address", address, "--run", self.run,
             *more, log="server.log",
         )  # fmt: skip
         self.until(lambda: "serving at" in log.read_text()[before:] or process.poll() is not None)
@@ -83,7 +85,7 @@ class Federation:
             time.sleep(0.05)
 
     def facts(self) -> list[dict[str, object]]:
-        lines = (self.folder / "run" / "facts.jsonl").read_text().splitlines()
+        lines = (self.folder / self.run / "facts.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def model(self) -> np.ndarray:
@@ -241,3 +243,45 @@ def test_mistakes_are_one_sentence(federation: Federation) -> None:
         assert done.returncode == 2, (args, done.stderr)
         assert words in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["served", "a b", "run (2)", "x" * 100, "größe", "it's", "100%"])
+def test_a_run_may_have_any_name_that_a_folder_has(tmp_path: Path, name: str) -> None:
+    from atoll.core.question import Layout
+    from atoll.runtimes.network.messages.envelope import Welcome, read_envelope, write_envelope
+    from atoll.runtimes.network.server.serve import run_name
+
+    welcome = Welcome(run_name(tmp_path / name), 0, "", bytes(32), {}, data=Layout({}))
+    assert read_envelope(Welcome, write_envelope(welcome)) == welcome
+    assert run_name(tmp_path / "served") == "served"
+    assert run_name(Path("/")) == "run"
+
+
+@pytest.mark.nightly
+def test_a_folder_with_spaces_is_served_stopped_resumed_shown_and_reported(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, JOB.replace("[120, 120]", "[8]").replace("rounds = 4", "rounds = 200"))
+    federation.run = name = "a b (1)"
+
+    def command(*words: str) -> str:
+        done = subprocess.run([*ATOLL, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    try:
+        server = federation.serve()
+        parties = [federation.join(one) for one in "abc"]
+        federation.until(lambda: sum(fact["what"] == "round" for fact in federation.facts()) >= 2)
+        assert "--run 'a b (1)'" in command("stop", name)
+        assert server.wait(30) == 130
+        assert "--run 'a b (1)' to resume it" in command("status", name)
+        server = federation.serve()
+        assert server.wait(180) == 0, (tmp_path / "server.log").read_text()
+        assert [party.wait(60) for party in parties] == [0, 0, 0]
+        assert any(fact["what"] == "resume" for fact in federation.facts())
+        assert command("status", name).startswith("finished: 200 of 200 rounds done")
+        (tmp_path / name / "report.html").unlink()
+        command("report", name)
+        assert (tmp_path / name / "report.html").is_file()
+        command("run", "digits", "--rounds", "1", "--out", "c d")
+        assert "c d" in command("run", "--resume", "c d")
+    finally:
+        federation.close()

@@ -216,8 +216,10 @@ def test_a_training_that_hangs_is_given_up_in_time_and_the_next_question_answere
         assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
         assert len(server.ask(more=2.0)) == 1
         assert [line["why"] for line in ada.lines("declined")] == [why]
+        assert server.hub.farewell.names == ["ada"]
         server.hub.end("the test is over")
         assert party.result(30) == "the test is over"
+        assert server.hub.farewell.names == [], "she has said that she knows"
 
 
 @pytest.mark.slow

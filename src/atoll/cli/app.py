@@ -146,6 +146,9 @@ def serve(
     patience: Annotated[
         float | None, typer.Option(help="seconds to wait for parties before the run fails; default: for ever")
     ] = None,
+    linger: Annotated[
+        float, typer.Option(min=0.001, help="seconds to wait, after the end, for parties that do not know it yet")
+    ] = 60.0,
     deadline: Annotated[float, typer.Option(help="seconds that parties have for an answer")] = 600.0,
     slowest: Slowest = 32_000.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="no encryption; only on this machine")] = False,
@@ -157,8 +160,8 @@ def serve(
     from atoll.cli.network import serve_job
 
     serve_job(job, list(sets or []), address=address, roster=roster, key=own, next_key=next_key, run=run,
-              parties=parties, patience=patience, deadline=deadline, slowest=slowest, insecure=insecure, health=health,
-              form=log)  # fmt: skip
+              parties=parties, patience=patience, linger=linger, deadline=deadline, slowest=slowest, insecure=insecure,
+              health=health, form=log)  # fmt: skip
 
 
 @app.command()

@@ -35,7 +35,8 @@ def new_key_file(name: str, folder: Path) -> None:
 def serve_job(
     job: str, overrides: list[str], *, address: str, roster: Path, key: Path | None, next_key: Path | None, run: Path,
     parties: int | None,
-    patience: float | None, deadline: float, slowest: float, insecure: bool, health: str | None, form: LogFormat,
+    patience: float | None, linger: float, deadline: float, slowest: float, insecure: bool, health: str | None,
+    form: LogFormat,
 ) -> None:  # fmt: skip
     """Serve a job file to the parties of a roster until it has ended."""
     from atoll.cli.run import Progress
@@ -58,6 +59,13 @@ def serve_job(
                 there = f"http://{last_said(run)['health']}"
                 say("health", f"for monitors: {there}/health and {there}/metrics", address=there)
 
+        def ended(done: Served | RolesServed) -> None:
+            progress.close()
+            report = done.run.report(run / "report.html")
+            models = "".join(f"model  {path}\n" for path in sorted(run.glob("model*.safetensors")))
+            sys.stdout.write(shown(f"ended: {done.reason}\nrun    {run}\n{models}report {report}\n"))
+            sys.stdout.flush()
+
         said = load_any(job, overrides)
         file = RosterFile(roster)
         following = None if next_key is None else _key(next_key).identity.public
@@ -67,11 +75,12 @@ def serve_job(
         progress = Progress(said.rounds if isinstance(said, RoleJob) else said.job.rounds)
         _stop_kindly()
         try:
-            done = _served(
+            _served(
                 said, parties, address=address, credentials=credentials, roster=file.texts, folder=run,
                 times=Times(
-                    answer=deadline, patience=math.inf if patience is None else patience, slowest=slowest),
-                health=health, ready=ready, sinks=(progress if form is LogFormat.text else log_note,),
+                    answer=deadline, patience=math.inf if patience is None else patience, linger=linger,
+                    slowest=slowest),
+                health=health, ready=ready, ended=ended, sinks=(progress if form is LogFormat.text else log_note,),
             )  # fmt: skip
         except KeyboardInterrupt:
             progress.close()
@@ -81,23 +90,21 @@ def serve_job(
             raise RunEnded(str(error)) if began else error from None
         finally:
             progress.close()
-        report = done.run.report(run / "report.html")
-    models = "".join(f"model  {path}\n" for path in sorted(run.glob("model*.safetensors")))
-    sys.stdout.write(shown(f"ended: {done.reason}\nrun    {run}\n{models}report {report}\n"))
 
 
-def _served(said: JobFile | RoleJob, parties: int | None, **settings: Any) -> Served | RolesServed:
+def _served(said: JobFile | RoleJob, parties: int | None, **settings: Any) -> None:
     """Serve a job of either kind."""
     from atoll.job.roles import RoleJob
 
     if isinstance(said, RoleJob):
         from atoll.runtimes.network.server.serve_roles import serve_roles
 
-        return serve_roles(said, **settings)
+        serve_roles(said, **settings)
+        return
     from atoll.data import build
     from atoll.runtimes.network.server.serve import serve
 
-    return serve(said.job, build(said.data, said.seed), said.seed, parties=parties, **settings)
+    serve(said.job, build(said.data, said.seed), said.seed, parties=parties, **settings)
 
 
 def join_job(
@@ -150,11 +157,15 @@ def edge_of(
             address, ServerTLS(up.member, file),
             file.texts, parties, first,
         )  # fmt: skip
-        why = edge(
-            parent, up, up.member.name, limits, folder, below, server=key_text(up.server.key),
-            say=lambda text: say("told", text), proxy=proxy,
-            ready=lambda at: say("serving", f"serving at {at}; waiting for parties (atoll join)", address=at),
-        )  # fmt: skip
+        try:
+            why = edge(
+                parent, up, up.member.name, limits, folder, below, server=key_text(up.server.key),
+                say=lambda text: say("told", text), proxy=proxy,
+                ready=lambda at: say("serving", f"serving at {at}; waiting for parties (atoll join)", address=at),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            say("stopped", "stopped; its parties wait until it is started again with the same key and folder")
+            raise
         say("ended", f"ended: {why}", reason=why)
 
 

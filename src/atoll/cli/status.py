@@ -48,6 +48,7 @@ class RunStatus(TypedDict):
     epsilon: float | None
     needed: int
     awaited: list[str]
+    untold: list[str]
     refused: dict[str, str]
     parties: dict[str, PartyStatus]
     questions: list[OpenQuestion]
@@ -89,6 +90,9 @@ def stop_run(run: Path) -> None:
                 f"end it with kill -9 {pid}; no round that was done is lost"
             )
         time.sleep(0.05)
+    if status(run)["state"] == "finished":
+        sys.stdout.write("stopped; the run had finished\n")
+        return
     sys.stdout.write(f"stopped; nothing is lost. Go on by serving the same job with --run {quote(str(run))}\n")
 
 
@@ -117,6 +121,7 @@ def status(run: Path) -> RunStatus:
         "epsilon": next((number(f, "epsilon") for f in reversed(rounds) if "epsilon" in f), None),
         "needed": said.get("needed", 0) if live else 0,
         "awaited": said.get("awaited", []) if live else [],
+        "untold": list(said.get("untold", [])) if state == "finished" else [],
         "refused": dict(said.get("refused", {})) if live else _refused(facts),
         "parties": _parties(facts, said, live),
         "questions": said.get("questions", []) if live else [],
@@ -129,7 +134,8 @@ def _state(run: Path, facts: list[dict[str, object]], said: Mapping[str, Any], l
     where = quote(str(run))
     again = f"serve the same job with --run {where} to resume it" if said else f"atoll run --resume {where} resumes it"
     if live:
-        return said.get("state", "running"), str(said.get("reason", "")) if said.get("state") == "full" else ""
+        state = said.get("state", "running")
+        return state, str(said.get("reason", "")) if state in ("full", "finished") else ""
     ended = next((str(f["reason"]) for f in reversed(facts) if f["what"] == "end"), None)
     if ended is not None:
         return "finished", ended
@@ -204,6 +210,8 @@ def in_words(said: RunStatus) -> Iterator[str]:
     for name, party in said["parties"].items():
         seen = "left" if party["seen"] is None else f"last seen {lasts(party['seen'])} ago"
         yield f"  {name}: {'connected' if party['connected'] else seen}"
+    for name in said["untold"]:
+        yield f"  {name}: was not reached yet to be told that the run has ended"
     for name, why in said["refused"].items():
         yield f"  refused by {name}: {why}"
     for name, bad in said["rejected"].items():

@@ -9,17 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from atoll.core.effects import Ask, drive
+from atoll.core.errors import AtollError
 from atoll.core.question import Layout
 from atoll.core.tree import Array, Tree
-from atoll.core.wire import Codec, DecodeContext, EncodeContext, Mismatch
+from atoll.core.wire import ClientSide, Codec, DecodeContext, EncodeContext
 from atoll.core.world import World
 from atoll.job.assemble import Assembled, assemble, summary_of
 from atoll.job.file import parse
@@ -29,27 +31,25 @@ from atoll.programs.federate import Exchange
 from atoll.programs.influence import weight_limits
 from atoll.programs.traffic import travels
 from atoll.runtimes.local.worker import Worker
-from atoll.runtimes.network.messages.calls import Limits, RunFailed, Times
+from atoll.runtimes.network.messages.calls import Limits, Times, Unreachable
 from atoll.runtimes.network.messages.envelope import Hello, Welcome, write_envelope
 from atoll.runtimes.network.party.assess import assembled, assess, data_of, schema_of
 from atoll.runtimes.network.party.budget import JobBudget, carry_over
 from atoll.runtimes.network.party.join import (
+    STOPPED,
+    Changed,
     Declined,
     Party,
-    calling,
     check_now,
-    parties_of,
-    place_of,
     sides_of,
-    welcomed,
 )
-from atoll.runtimes.network.party.policy import Policy
+from atoll.runtimes.network.party.line import calling, in_hours, parties_of, place_of, until_over, welcomed
+from atoll.runtimes.network.party.policy import NotAllowed, Policy
 from atoll.runtimes.network.party.session import Session
 from atoll.runtimes.network.party.spending import DataAccount
 from atoll.runtimes.network.server.hub import Hub, NobodyThere
-from atoll.runtimes.network.server.serve import is_new, members_of, remote
+from atoll.runtimes.network.server.serve import RETURN, Line, is_new, listening, members_of, remote
 from atoll.runtimes.network.server.store import Store
-from atoll.runtimes.network.transport import ServerTransport
 from atoll.runtimes.network.trust.tls import Insecure, PartyTLS, ServerTLS
 
 
@@ -64,129 +64,225 @@ class Downstream:
     first: int = 0  # the number of its first party: edges that count on from each other have no two of one number
 
 
+class _Left(AtollError):
+    """This edge was stopped; those below wait until it is back."""
+
+    code = "edge_left"
+
+
+class _Agreed(NamedTuple):
+    """What an edge has agreed to: as a party, with what that costs and reveals."""
+
+    welcome: Welcome
+    session: Session
+    budget: JobBudget
+    sides: Mapping[str, ClientSide]
+
+    @property
+    def job(self) -> tuple[str, bytes]:
+        return self.welcome.run, self.welcome.manifest
+
+
+class _Over(NamedTuple):
+    """That the run is over, as the server says."""
+
+    reason: str
+
+
+@until_over
 def edge(
     parent: str, credentials: PartyTLS | Insecure, name: str, policy: Policy, folder: str | Path, below: Downstream, *,
     server: str = "",
     world: Callable[[int], World] = World.real, times: Times | None = None, say: Callable[[str], None] = lambda _: None,
     ready: Callable[[str], None] = lambda _: None, stop: threading.Event | None = None, proxy: str | None = None,
 ) -> str:  # fmt: skip
-    """Stand between a server and parties until the server says that it is over; returns why."""
-    folder, times = Path(folder), times or Times(answer=300.0)
+    """Stand between a server and parties until the server says that it is over; returns why.
+
+    Should other parties come to the server, or another job, that is looked at anew, as a party does.
+    """
+    folder, times, stop = Path(folder), times or Times(answer=300.0), stop or threading.Event()
+    if not in_hours(policy, say, stop):
+        return STOPPED
     with calling(parent, credentials, folder, times, policy, proxy) as (transport, audit):
-        hello = write_envelope(Hello(name, 0, Layout({}), edge=True, place=place_of(folder)))
-        welcome = welcomed(transport, hello, policy)
-        members = parties_of(welcome)
-        session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world, welcome.data)
-        assessed = assess(session, server, parent)
         # An edge has no data that other folders could share: what it passes on counts for itself.
         account = DataAccount(Path(policy.accounts) if policy.accounts else folder / "accounts", policy.dataset_name)
         carry_over(audit, account)
-        budget = JobBudget(account, policy, assessed, welcome.manifest.hex())
-        say(assessed.words)
-        check_now(budget, assessed.manifest)
-        sides = sides_of(policy, welcome, assessed, credentials, name, folder, session)
-        audit.append("joined", server=parent, job=welcome.manifest.hex())
-        with _hub(welcome, session, folder, below, times, ready) as (hub, made, store):
-            up = assembled(session, data_of(session))[0]
-            party = Edge(transport, hello, welcome, session, budget, sides, folder, audit, times, say)
-            party.stand(hub, made, up, store, below)
+        hello = write_envelope(Hello(name, 0, Layout({}), edge=True, place=place_of(folder)))
+
+        def agree() -> _Agreed:
+            welcome = welcomed(transport, hello, policy)
+            members = parties_of(welcome)
+            session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world, welcome.data)
+            assessed = assess(session, server, parent)
+            check_edge(assembled(session, data_of(session))[0], policy)
+            budget = JobBudget(account, policy, assessed, welcome.manifest.hex())
+            say(assessed.words)
+            check_now(budget, assessed.manifest)
+            sides = sides_of(policy, welcome, assessed, credentials, name, folder, session)
+            audit.append("joined", server=parent, job=welcome.manifest.hex())
+            return _Agreed(welcome, session, budget, sides)
+
+        def party(agreed: _Agreed) -> Edge:
+            return Edge(transport, hello, *agreed, folder, audit, times, say)
+
+        while True:
             try:
-                why = party.take_part(stop or threading.Event())
-            except RunFailed as reason:
-                hub.end(str(reason), failed=True)
-                raise
-            hub.end(why)
-            return why
+                return _serve(agree, party, folder, below, times, ready, say, stop)
+            except _Left:
+                return STOPPED
+            except Changed as reason:
+                say(str(reason))
+
+
+def _serve(
+    agree: Callable[[], _Agreed], party: Callable[[_Agreed], Edge], folder: Path, below: Downstream, times: Times,
+    ready: Callable[[str], None], say: Callable[[str], None], stop: threading.Event,
+) -> str:  # fmt: skip
+    """Serve the parent's job to those below, for as long as it is the same one."""
+    agreed = agree()
+    with _level(agreed, folder, below, times) as level:
+
+        def work() -> _Over:
+            now = agreed
+            while now.job == agreed.job:
+                one = party(now)
+                one.stand(level, assembled(now.session, data_of(now.session))[0])
+                try:
+                    why = one.take_part(stop)
+                except Changed as reason:  # perhaps only others came: those below need not know
+                    say(str(reason))
+                    now = agree()
+                    continue
+                if stop.is_set():
+                    raise _Left(why)
+                return _Over(why)
+            raise Changed
+
+        line = Line(below.address, below.credentials, times, ready, words="")
+        waits = (KeyboardInterrupt, _Left, Changed, Unreachable)
+        return listening(line, level.limits, level.hub, level.store, level.journal, work, waits=waits).reason
+
+
+class Level:
+    """Those below an edge, in the job that is passed on to them: who is there, what they are asked."""
+
+    def __init__(
+        self, hub: Hub, store: Store, journal: Journal, assemble: Callable[[], Assembled], parties: int | None
+    ) -> None:
+        self.hub, self.store, self.journal, self._assemble = hub, store, journal, assemble
+        self._parties, self._begun = parties, False
+        self.made = self._renewed()
+
+    def _renewed(self) -> Assembled:
+        made = self._assemble()
+        self.hub.renew(made.questions(len(self.store.members())))
+        return made
+
+    @property
+    def limits(self) -> Limits:
+        members = len(self.store.members())
+        return Limits.of(members, map(travels, self.made.questions(members).values()))
+
+    def gather(self, within: float) -> None:
+        """Wait for enough of them, as the roster says now; NobodyThere after so many seconds."""
+        until = time.monotonic() + within
+        while True:
+            there, left = len(self.hub.online()), max(until - time.monotonic(), 0.0)
+            enough = self.made.job.channel.combine.min_cohort(self.made.wire)
+            self.hub.wait_for(enough if self._begun else self._parties or len(self.hub.members()), left)
+            if not self.hub.renewed:
+                self._begun = True
+                return
+            self.made = self._renewed()
+            with suppress(NobodyThere):
+                self.hub.wait_for(there, min(RETURN, left))
 
 
 @contextmanager
-def _hub(
-    welcome: Welcome, session: Session, folder: Path, below: Downstream, times: Times, ready: Callable[[str], None]
-) -> Iterator[tuple[Hub, Assembled, Store]]:
-    """Serve the same job to those below."""
-    said, data, known = (
-        parse(session.job, "the server's job", local=False, parts=session.policy.parts),
-        data_of(session),
-        below.roster(),
-    )
-    store = Store(folder)
-    made = assemble(
-        said.job, remote(data, [1] * (below.first + len(known))), said.seed, world=session.world(said.seed),
-        agreement=welcome.manifest, members=partial(members_of, store),
-    )  # fmt: skip
-    check_below(made)
+def _level(agreed: _Agreed, folder: Path, below: Downstream, times: Times) -> Iterator[Level]:
+    """Make ready to serve the same job to those below."""
+    session, (run, manifest) = agreed.session, agreed.job
+    said = parse(session.job, "the server's job", local=False, parts=session.policy.parts)
+    data, world = data_of(session), session.world(said.seed)
+
+    def made() -> Assembled:
+        everybody = remote(data, [1] * (1 + max((member.number for member in store.members()), default=0)))
+        members = partial(members_of, store)
+        return assemble(said.job, everybody, said.seed, world=world, agreement=manifest, members=members)
+
     with ExitStack() as stack:
-        stack.enter_context(store)
-        store.enrol([*known.items()], below.first)
-        run = welcome.run
+        store = stack.enter_context(Store(folder))
+        store.enrol([*below.roster().items()], below.first)
+        first = made()
         if is_new(store, run):
             store.create(run)
         journal = stack.enter_context(closing(Journal(folder, rest=0.0)))
-        questions = made.questions(len(known))
         hub = Hub(
-            run, store, journal, Worker({}, {}, made.program.world), questions,
+            run, store, journal, Worker({}, {}, world), first.questions(len(store.members())),
             data=summary_of(data).sample, schema=schema_of(said.data), classes=session.classes,
-            job=session.job, manifest=welcome.manifest,
-            roster=below.roster, times=times, successor=below.credentials.successor,
-            weights=weight_limits(made.program.exchanges),
+            job=session.job, manifest=manifest,
+            roster=below.roster, times=times, live=True, successor=below.credentials.successor,
+            weights=weight_limits(first.program.exchanges),
         )  # fmt: skip
-        limits = Limits.of(len(known), map(travels, questions.values()))
-        transport = ServerTransport(below.address, below.credentials, hub, limits=limits, times=times, folder=folder)
-        store.move(run, "running")
-        ready(transport.start())
-        stack.callback(transport.stop)
-        try:
-            yield hub, made, store
-        finally:
-            hub.end("the edge has left")
+        yield Level(hub, store, journal, made, below.parties)
 
 
-def check_below(made: Assembled) -> None:
-    """Refuse what would mean something else through an edge."""
-    if made.wire.noise:
-        raise Mismatch("noise through an edge is added at both levels, which nobody has accounted for: serve without")
-    if made.codec.start:
-        raise Mismatch("a stage of this job keeps memory at the server, which an edge has none of: serve it directly")
-    if len(made.program.exchanges) > 1 or made.program.remembers:
-        raise Mismatch("an edge has no memory and no phases to pass on: serve such a method directly")
-    if made.job.channel.combine.staleness is not None:
-        raise Mismatch("an edge waits for all of its parties: serve a buffered job directly")
+def check_edge(made: Assembled, policy: Policy) -> None:
+    """Refuse what would mean something else through an edge, and limits of data that it does not have."""
+    method = type(made.job.method).__name__
+    told = ", ".join(name for name, _ in made.job.method.reports.leaves)
+    found = {
+        "noise through an edge is added at both levels, which nobody has accounted for: serve without": made.wire.noise,
+        "a stage of this job keeps memory at the server, and an edge has none: serve it directly": made.codec.start,
+        "an edge has no memory and no phases to pass on: serve such a method directly":
+            len(made.program.exchanges) > 1 or made.program.remembers,
+        "an edge waits for all of its parties: serve a buffered job directly":
+            made.job.channel.combine.staleness is not None,
+        f"{method} reports {told} of each party, and an edge is many: serve it directly": told,
+        f"max_norm: an edge passes on what its parties clip; set it in their policies, not in {policy.name}":
+            policy.max_norm is not None,
+        f"round_metrics: an edge has no test data; set it in the policies of its parties, not in {policy.name}":
+            policy.round_metrics is not None,
+    }  # fmt: skip
+    for sentence, holds in found.items():
+        if holds:
+            raise NotAllowed(sentence)
 
 
 class Edge(Party):
     """A party that, instead of training, asks its own parties and adds them up."""
 
-    def stand(self, hub: Hub, made: Assembled, up: Assembled, store: Store, below: Downstream) -> None:
-        self._hub, self._made, self._up, self._store, self._below = hub, made, up, store, below
-        self._need = below.parties or len(below.roster())
+    def stand(self, level: Level, up: Assembled) -> None:
+        self._level, self._up = level, up
 
     def _train(self, what: str, question: Tree) -> dict[str, Array]:
         try:
-            self._hub.wait_for(self._need, min(self._times.patience, max(self._until - time.monotonic(), 0.0)))
-            self._need = self._made.job.channel.combine.min_cohort(self._made.wire)
+            self._level.gather(min(self._times.patience, max(self._until - time.monotonic(), 0.0)))
         except NobodyThere as reason:
             raise Declined(str(reason)) from None
-        below, up, phase = self._made.program, self._up.program, what.partition("/")[0]
         if what == LOCAL:
             return self._evaluated(question)
+        phase = what.partition("/")[0]
+        below, up = self._level.made.program, self._up.program
         return self._gathered(below.conversations[phase], up.conversations[phase].codec, question)
 
     def _evaluated(self, question: Tree) -> dict[str, Array]:
         """All of a party's figures are sums over samples: an edge's are the sums of its parties'."""
-        replies = self._hub.ask(Ask(self._hub.online(), LOCAL, question))
+        hub = self._level.hub
+        replies = hub.ask(Ask(hub.online(), LOCAL, question))
         if not len(replies):
             raise Declined("no party of this edge has evaluated")
         return {name: leaf.sum(axis=0, keepdims=True).astype(leaf.dtype) for name, leaf in replies.each.items()}
 
     def _gathered(self, exchange: Exchange, up: Codec, question: Tree) -> dict[str, Array]:
         """Combine what its parties give, and encode it as one party's."""
-        world, t = self._made.program.world, int(question["t"])
-        vector, replies = drive(exchange.gather(self._hub.online(), question, None), self._hub)
+        world, t, hub = self._level.made.program.world, int(question["t"]), self._level.hub
+        vector, replies = drive(exchange.gather(hub.online(), question, None), hub)
         if len(replies) < max(exchange.wire.total.min_cohort, 1):
             why = replies.facts.get("aborted", f"{len(replies)} parties of this edge answered")
             raise Declined(str(why))
         mean, _, facts = exchange.codec.decode(vector, exchange.codec.start, DecodeContext(len(replies), world, t))
-        samples = {member.number: member.samples or 0 for member in self._store.members()}
+        samples = {member.number: member.samples or 0 for member in self._level.store.members()}
         weight = np.array([sum(samples[party] for party in replies)], mean.dtype)
         me = np.array([self._welcome.number])
         loss = np.array([facts["train_loss"]]) if "train_loss" in facts else None

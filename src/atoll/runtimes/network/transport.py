@@ -446,7 +446,7 @@ class PartyTransport:
                 raise meaning
             if began - first > AWAY and not told:
                 told = True
-                log.warning("%s; it is tried again until it does", meaning)
+                log.warning("%s: this party waits, and tries again until it does (--patience limits that)", meaning)
             time.sleep(pause)
         raise AssertionError("delays never end")
 

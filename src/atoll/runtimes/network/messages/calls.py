@@ -26,6 +26,7 @@ class Times:
     answer: float = 600.0  # how long parties have for an answer; what question and answer take on the line comes on top
     silence: float = 9.0  # after which a line without a sign of life is given up
     grace: float = 5.0  # how long a stopping server lets calls end
+    linger: float = 60.0  # how long a server whose run has finished waits for parties that do not know it yet
     patience: float = math.inf  # how long a party tries to reach the server, and a server waits for parties to come
     slowest: float = 32_000.0  # half of what a line should have, since none is always as fast as it is
 

@@ -5,13 +5,9 @@ Nothing here imports what trains: a party that waits is small.
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from math import inf
@@ -26,7 +22,7 @@ from atoll.core.question import Fault, Question
 from atoll.core.tree import Array, Tree, nest
 from atoll.core.wire import ClientSide, Member, Setting
 from atoll.core.world import World
-from atoll.crypto.keys import KEY, Identity, Refused
+from atoll.crypto.keys import Identity, Refused
 from atoll.programs.evaluate import HIDDEN_LOCAL, LOCAL
 from atoll.runtimes.local.pool import ProcessPool
 from atoll.runtimes.local.process import Subprocess, TooLong
@@ -35,7 +31,6 @@ from atoll.runtimes.network.messages.answers import write_answer
 from atoll.runtimes.network.messages.calls import HelloFirst, RunOver, Times
 from atoll.runtimes.network.messages.envelope import (
     AnswerHead,
-    Goodbye,
     Hello,
     QuestionHead,
     Receipt,
@@ -48,11 +43,21 @@ from atoll.runtimes.network.messages.trees import read_tree
 from atoll.runtimes.network.party.answers import LastAnswers
 from atoll.runtimes.network.party.audit import AuditLog, phase_of
 from atoll.runtimes.network.party.budget import JobBudget, account_of, carry_over
+from atoll.runtimes.network.party.line import (
+    alive,
+    calling,
+    in_hours,
+    leave,
+    parties_of,
+    place_of,
+    said,
+    until_over,
+    welcomed,
+)
 from atoll.runtimes.network.party.memory import OwnMemory
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment, OwnSummary, Session
 from atoll.runtimes.network.transport import PartyTransport
-from atoll.runtimes.network.trust.roster import key_text
 from atoll.runtimes.network.trust.tls import Unknown
 
 if TYPE_CHECKING:
@@ -60,12 +65,8 @@ if TYPE_CHECKING:
     from atoll.runtimes.network.trust.tls import Credentials, Insecure, PartyTLS
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
-HELLO_FIRST = "say hello first"  # what a server says that was started again
-PLACE = 16  # bytes that name a folder
 PATIENCE = 300.0  # seconds to read the data, and to work out what a job would do
 STOPPED = "stopped by hand"
-LOOK = 5.0  # seconds between two looks at the hours of a policy
 IN_TIME = 0.95  # of the server's wait: who gives up then can still say so
 
 
@@ -94,6 +95,7 @@ class Changed(Refused):
         super().__init__("the server came back with another run, job or parties: join again to look at it")
 
 
+@until_over
 def join(
     address: str,
     credentials: PartyTLS | Insecure,
@@ -147,88 +149,9 @@ def join(
                 say(str(reason))
 
 
-def in_hours(policy: Policy, say: Callable[[str], None], stop: threading.Event) -> bool:
-    """Wait for the hours in which this party takes part; tell whether they have come before a stop."""
-    if not policy.open_at(datetime.now().astimezone()):
-        say(f"this party takes part at {policy.hours}, and waits until then (see {policy.name})")
-    while not policy.open_at(datetime.now().astimezone()):
-        if stop.wait(LOOK):
-            return False
-    return True
-
-
-@contextmanager
-def agreeing(transport: PartyTransport, policy: Policy) -> Iterator[None]:
-    """Tell the server why, if the policy forbids to take part; it does not wait for this party then."""
-    try:
-        yield
-    except NotAllowed as reason:
-        with suppress(Refused, OSError):  # a server that is away finds out by itself
-            transport.leave(write_envelope(Goodbye(told(policy, reason))))
-        raise
-
-
-def told(policy: Policy, reason: Exception) -> str:
-    """Write a reason as others may read it: without the path of this party's policy."""
-    sentence = str(reason).replace(policy.name, "its policy")
-    return "".join(letter if letter.isprintable() else " " for letter in sentence)[:500]
-
-
-@contextmanager
-def calling(
-    address: str,
-    credentials: PartyTLS | Insecure,
-    folder: Path,
-    times: Times,
-    policy: Policy,
-    proxy: str | None = None,
-) -> Iterator[tuple[PartyTransport, AuditLog]]:
-    """Open a line to a server, and the record of what leaves by it; the server is told what the policy forbids."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    transport = PartyTransport(address, credentials, times=times, folder=folder, proxy=proxy)
-    with AuditLog(folder / "audit.jsonl") as audit, closing(transport), agreeing(transport, policy):
-        yield transport, audit
-
-
-def place_of(folder: Path) -> bytes:
-    """Name a folder by chance, once: who was started again from it is no second process of the same party."""
-    path = folder / "place"
-    with suppress(OSError, ValueError):
-        if len(found := bytes.fromhex(path.read_text(encoding="ascii"))) == PLACE:
-            return found
-    replace_file(path, os.urandom(PLACE).hex().encode(), mode=0o600)
-    return place_of(folder)
-
-
-def said(audit: AuditLog, server: str, hello: Hello) -> bytes:
-    """Write a hello, after its line in the audit."""
-    text = write_envelope(hello)
-    audit.append(
-        "hello", server=server, samples=hello.samples, bytes=len(text), sha256=hashlib.sha256(text).hexdigest()
-    )
-    return text
-
-
-def welcomed(transport: PartyTransport, hello: bytes, policy: Policy) -> Welcome:
-    """Say hello; return what the server says of its job, within the sizes that the policy allows."""
-    welcome = read_envelope(Welcome, transport.hello(hello))
-    policy.check_sizes(parties=max(parties_of(welcome), welcome.number + 1), classes=welcome.classes)
-    if hashlib.sha256(welcome.job.encode()).digest() != welcome.manifest:
-        raise Refused("the job is not the one that its hash names: the server is broken or lies")
-    if welcome.successor and transport.told(welcome.successor):
-        line = key_text(welcome.successor[:KEY])
-        log.warning("the server announces a new key, which is trusted from now on: write %s after --server", line)
-    return welcome
-
-
 def check_now(budget: JobBudget, manifest: Manifest) -> None:
     """Refuse a job that the policy forbids at this moment, after what the data set has given to others."""
     budget.policy.check(manifest, now=datetime.now().astimezone(), before=budget.before())
-
-
-def parties_of(welcome: Welcome) -> int:
-    """Count the parties as their server does: up to the highest number, for those of an edge need not begin at 0."""
-    return max(welcome.members.values(), default=welcome.number) + 1
 
 
 def _summary(recipe: Mapping[str, object]) -> OwnSummary:
@@ -354,26 +277,30 @@ class Party:
         self._resting = False  # outside of the policy's hours, as the server was told
 
     def take_part(self, stop: threading.Event) -> str:
+        greet = True  # the server may have been started again while this party looked at the job
         try:
-            self._greet()  # it may have been started again while this party looked at the job
             while not stop.is_set():
                 try:
+                    if greet:
+                        self._greet()
+                    greet = False
                     self._turn()
                 except Changed:
                     raise
                 except HelloFirst:
-                    self._greet()
+                    greet = True
                 except RunOver as reason:
                     self._last.forget()
+                    leave(self._transport)
                     return str(reason)
                 except Unknown as reason:
                     raise Revoked(str(reason)) from None
-            self._leave()
+            leave(self._transport)
             return STOPPED
         except (Changed, NotAllowed, Refused):
             raise
         except BaseException:
-            self._leave()
+            leave(self._transport)
             raise
         finally:
             if self._pool:
@@ -382,10 +309,6 @@ class Party:
     def _greet(self) -> None:
         """Say hello again, and see whether the server is still what this party has agreed to."""
         self._changed |= read_envelope(Welcome, self._transport.hello(self._hello)) != self._welcome
-
-    def _leave(self) -> None:
-        with suppress(Refused, OSError):  # a server that is away finds out by itself
-            self._transport.leave()
 
     def _turn(self) -> None:
         """Wait for a question, answer it."""
@@ -536,22 +459,3 @@ class Party:
         if answer.memory:
             self._memory.remember(t, answer.memory)
         return {name: np.array(leaf) for name, leaf in answer.each.items()}
-
-
-def alive(work: Callable[[], T], sign: Callable[[], object], every: float) -> T:
-    """Do work, giving a sign of life while it lasts.
-
-    The work stays in this thread: a process that it starts ends with the thread that started it.
-    """
-    done = threading.Event()
-
-    def live() -> None:
-        while not done.wait(every):
-            with suppress(Exception):  # a server that is away now may be back when the work is done
-                sign()
-
-    threading.Thread(target=live, daemon=True).start()
-    try:
-        return work()
-    finally:
-        done.set()

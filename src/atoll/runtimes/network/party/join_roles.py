@@ -34,14 +34,10 @@ from atoll.runtimes.network.party.join import (
     Changed,
     Declined,
     Party,
-    alive,
-    calling,
     check_now,
     own_roster,
-    place_of,
-    said,
-    welcomed,
 )
+from atoll.runtimes.network.party.line import alive, calling, place_of, said, until_over, welcomed
 from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment
 from atoll.runtimes.network.party.spending import UNLIMITED
@@ -54,6 +50,7 @@ if TYPE_CHECKING:
     from atoll.runtimes.network.trust.tls import Insecure, PartyTLS
 
 
+@until_over
 def join_roles(
     address: str,
     credentials: PartyTLS | Insecure,

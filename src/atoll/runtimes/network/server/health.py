@@ -50,6 +50,7 @@ class Standing(TypedDict, total=False):
     """How it stands between a server and its parties."""
 
     over: str
+    untold: list[str]  # who takes part; when it is over, who does not know that yet
     needed: int  # parties that are waited for now
     awaited: list[str]  # of those, who must be among them and is not there
     refused: Mapping[str, str]  # who does not take part by its own policy, and why

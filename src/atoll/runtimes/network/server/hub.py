@@ -42,6 +42,7 @@ from atoll.runtimes.network.messages.envelope import (
 )
 from atoll.runtimes.network.messages.payload import Header, QuestionPayload, header_of
 from atoll.runtimes.network.messages.trees import write_tree
+from atoll.runtimes.network.server.farewell import Farewell
 from atoll.runtimes.network.server.health import OpenQuestion, PartySeen, Standing
 from atoll.runtimes.network.server.store import Store
 from atoll.runtimes.network.server.tables import Answer, Stranger
@@ -109,7 +110,7 @@ class Hub:
         elapsed: float = 0.0,
         weights: Mapping[str, Callable[[int], float]] = EMPTY,
     ) -> None:
-        self._run, self._store, self._journal, self._local = run, store, journal, local
+        self.run, self._store, self._journal, self._local = run, store, journal, local
         self._questions, self._data, self._job, self._manifest = dict(questions), data, job, manifest
         self._told = {name: travels(question) for name, question in questions.items()}
         self._used: Array | None = None  # by party: the last ask whose answer was used
@@ -139,7 +140,7 @@ class Hub:
         self._speaks: dict[int, int] = {}  # which version, by party
         self._places: dict[str, bytes] = {}  # which folder each came from
         self._open: dict[int, _Open] = {}
-        self._informed: set[int] = set()  # who was told that it is over
+        self.farewell = Farewell()
         self._begun_asking = False
         self._needed = 0  # parties that are waited for now
         self._awaited: list[str] = []  # of those, who must be among them and is not there
@@ -155,6 +156,8 @@ class Hub:
             said = read_envelope(Hello, hello)
         except Fault as fault:
             raise Refused(str(fault)) from None
+        if self.over:
+            raise self._ending(self.over)
         if not said.edge:
             self._check_data(name, said)
         self._check_place(name, said.place)
@@ -168,11 +171,12 @@ class Hub:
             self._samples |= {} if said.edge else {number: said.samples}
             self._places[name] = said.place
             self._here(number)
+            self.farewell.came(name)
             self._turn.notify_all()
         if new:
             self._journal.note(Note("joined", {"party": name, "number": number, "samples": said.samples}))
         told = (self._job, self._manifest, self._told, self._members, self._classes, self._data)
-        welcome = Welcome(self._run, number, *told, self._hints, self._successor)
+        welcome = Welcome(self.run, number, *told, self._hints, self._successor)
         return write_envelope(welcome, self._speaks[number])
 
     def _admit(self, name: str) -> str:
@@ -200,6 +204,7 @@ class Hub:
                 number = self._numbers.pop(name, -1)
                 self._seen.pop(number, None)
                 self._agreed.discard(number)
+                self.farewell.left(name)
             if not (added or removed or self._rekeyed):
                 return
             changed, self._rekeyed, self._enrolled = self._rekeyed, set(), lines
@@ -251,8 +256,8 @@ class Hub:
                 self._turn.notify_all()
             while True:
                 if self.over:
-                    self._informed.add(number)
-                    self._turn.notify_all()
+                    if self._speaks[number] < PROTOCOL:  # it does not say goodbye when it is told
+                        self.farewell.left(name)
                     raise self._ending(self.over)
                 for now in self._open.values():
                     if number in now.missing:
@@ -291,6 +296,9 @@ class Hub:
             self._seen.pop(number, None)
             self._agreed.discard(number)
             self._turn.notify_all()
+        self.farewell.left(name)
+        if self.over:
+            return
         if why.reason:
             self._refuses(name, number, why.reason)
         else:
@@ -323,7 +331,7 @@ class Hub:
             head = read_envelope(AnswerHead, header.envelope)
             with self._turn:
                 now = self._open.get(head.number)
-            if head.run != self._run or now is None or number not in now.questions:
+            if head.run != self.run or now is None or number not in now.questions:
                 return question, "late", "the question was closed before this answer came"
             question = now.number
             if head.declined:
@@ -531,7 +539,7 @@ class Hub:
             return _Asked()
         t = int(ask.body["t"])
         self._begun_asking = True
-        number = self._store.open_question(self._run, ask.what, t, asked)  # how long it counts is decided here
+        number = self._store.open_question(self.run, ask.what, t, asked)  # how long it counts is decided here
         single = ask.each or self._used is not None or any(self._speaks.get(p, PROTOCOL) < PROTOCOL for p in asked)
         common = None if single else self._question(number, ask, ask.body, t, within)
         each = {p: {**ask.body, **ask.each.get(p, {})} for p in asked} if ask.each else dict.fromkeys(asked, ask.body)
@@ -546,8 +554,8 @@ class Hub:
     ) -> QuestionPayload:
         body = write_tree(tree)
         used = -1 if self._used is None or party is None else int(self._used[party])
-        header = header_of("question", f"{self._run}/{number}", body)
-        head = QuestionHead(self._run, number, ask.what, t, within, header.size, header.sha256, used)
+        header = header_of("question", f"{self.run}/{number}", body)
+        head = QuestionHead(self.run, number, ask.what, t, within, header.size, header.sha256, used)
         sealed = write_envelope(head, None if party is None else self._speaks.get(party))
         return QuestionPayload(Header("question", header.id, header.size, header.sha256, sealed), body)
 
@@ -655,7 +663,7 @@ class Hub:
                 for one in self._open.values()
             ]  # fmt: skip
             tally = dict(self._tally)
-            return {"over": self.over, "needed": self._needed, "awaited": self._awaited,
+            return {"over": self.over, "untold": self.farewell.names, "needed": self._needed, "awaited": self._awaited,
                     "refused": {self._name(n): why for n, why in self._refusing.items()},
                     "unwritten": self._unwritten, "parties": parties, "questions": questions,
                     "bytes_in": tally.pop("bytes_in", 0), "bytes_out": tally.pop("bytes_out", 0),
@@ -666,13 +674,6 @@ class Hub:
         with self._turn:
             self.over, self._ending = why, RunFailed if failed else RunOver
             self._news.notify_all()
-
-    def farewell(self, within: float) -> None:
-        """Wait until all who are there know that it is over: who does not waits for a server that comes back."""
-        until = time.monotonic() + within
-        with self._turn:
-            while {*self.online().tolist()} - self._informed and time.monotonic() < until:
-                self._turn.wait(0.1)
 
 
 _Key = tuple[int, int]  # of a question: its number, its round

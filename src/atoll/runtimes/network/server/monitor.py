@@ -40,7 +40,8 @@ class Monitor:
         self._folder, self._rounds, self._health = folder, rounds, health
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._snapshot: Callable[[], Standing] = Standing
-        self._state, self._reason, self._unwritten = "waiting", "", ""
+        self._state, self._unwritten = "waiting", ""
+        self._reason = next((str(fact["reason"]) for fact in past.facts if fact["what"] == "end"), "")
         self._round = past.rounds
         spent = [number(fact, "epsilon") for fact in past.facts if fact["what"] == "round"]
         self._epsilon = spent[-1] if spent else None
@@ -127,7 +128,8 @@ class Monitor:
         with self._lock:
             state = self._state
             if state in ("waiting", "running"):
-                state = "stopping" if over else FULL if unwritten else "waiting" if needed else state
+                ended = "finished" if self._reason else "stopping"
+                state = ended if over else FULL if unwritten else "waiting" if needed else state
             return {
                 "state": state, "reason": unwritten if state == FULL else self._reason,
                 "round": self._round, "rounds": self._rounds,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,6 +35,7 @@ from atoll.runtimes.run import Run, describe
 
 if TYPE_CHECKING:
     from atoll.runtimes.network.messages.calls import Limits, Times
+    from atoll.runtimes.network.server.farewell import Farewell
     from atoll.runtimes.network.server.hub import Hub
     from atoll.runtimes.network.server.monitor import Monitor
     from atoll.runtimes.network.server.store import Store
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from atoll.runtimes.network.trust.tls import Insecure, ServerTLS
 
 
+log = logging.getLogger(__name__)
 RETURN = 60.0  # seconds in which parties that were there look at a job again, before a round begins without them
 
 
@@ -84,6 +88,7 @@ def serve(
     sinks: tuple[Sink, ...] = (),
     health: str | None = None,
     ready: Callable[[str], None] = lambda _: None,
+    ended: Callable[[Served], None] = lambda _: None,
 ) -> Served:
     """Run a job with the parties of a roster; a folder that holds an unfinished run is resumed.
 
@@ -98,10 +103,11 @@ def serve(
         parties: how many must be there to begin (default: all of the roster).
         world: where private draws come from; anything but the default is for tests on one machine.
         times: `times.patience` is how long to wait for parties before the run fails (default: for ever), `times.answer`
-            for their answers, in seconds.
+            for their answers, `times.linger` for those who do not know yet that the run has finished, in seconds.
         sinks: functions that are told every fact.
         health: an address of this machine, for monitors.
         ready: is told the address when the server listens.
+        ended: is told how the run has finished, before parties that are away are waited for.
     """
     from atoll.job.file import third_party
     from atoll.runtimes.network.messages.calls import Limits, Times
@@ -115,7 +121,8 @@ def serve(
     first = assemble(job, remote(data, [1] * len(known)), seed, world=place)
     check_stops(job.stop, first.program.splits, first.program.evaluation)
     check_quorum(job, len(known))
-    with entered(folder, known, past, job.rounds, health, sinks) as (monitor, store, journal):
+    line = Line(address, credentials, times, ready)
+    with entered(line, folder, known, past, job.rounds, health, sinks) as (monitor, store, journal):
         questions = first.questions(len(known))
         hub = _hub(store, journal, first, questions, data, text, roster, times, past, credentials.successor)
         monitor.follow(hub.snapshot)
@@ -132,18 +139,22 @@ def serve(
 
         work = partial(_work, hub, store, journal, past, assembled, seed, parties, times)
         limits = Limits.of(len(known), map(travels, questions.values()))
-        run = listening(Line(address, credentials, limits, times, ready), hub, store, journal, work)
-        return Served(run, "finished", run.reason)
+
+        def served() -> Served:
+            run = work()
+            return Served(run, "finished", run.reason)
+
+        return listening(line, limits, hub, store, journal, served, ended)
 
 
 class Line(NamedTuple):
-    """Where a server listens, as whom, within which limits; `ready` is told the address when it does."""
+    """Where a server listens, as whom, within which times; `ready` is told the address when it does."""
 
     address: str
     credentials: ServerTLS | Insecure
-    limits: Limits
     times: Times
     ready: Callable[[str], None]
+    words: str = "the run is over: "  # before the reason that parties are told; an edge passes on a whole sentence
 
 
 class _Ended(Protocol):
@@ -156,44 +167,51 @@ class _Ended(Protocol):
 R = TypeVar("R", bound=_Ended)
 
 
-def listening(line: Line, hub: Hub, store: Store, journal: Journal, work: Callable[[], R]) -> R:
-    """Serve parties' calls while the work of a run goes on, and write down how it ended.
+def listening(
+    line: Line, limits: Limits, hub: Hub, store: Store, journal: Journal, work: Callable[[], R],
+    ended: Callable[[R], None] = lambda _: None, waits: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+) -> R:  # fmt: skip
+    """Serve parties' calls while the work of a run goes on, write down how it ended, and tell the parties.
 
     Args:
         line: where to listen.
+        limits: the sizes of what parties send.
         hub: what serves the calls.
         store: the run's, in its folder.
         journal: the run's; it is closed.
         work: runs the program.
+        ended: is told what came of it, before parties that are away are waited for.
+        waits: what ends the work and not the run: parties are told nothing, and wait until it is served again.
     """
     from atoll.runtimes.network.transport import ServerTransport
 
-    folder = store.path.parent
-    transport = ServerTransport(
-        line.address, line.credentials, hub, limits=line.limits, times=line.times, folder=folder
-    )
+    folder, times = store.path.parent, line.times
+    transport = ServerTransport(line.address, line.credentials, hub, limits=limits, times=times, folder=folder)
     hub.allow = transport.allow
-    state: RunState = "failed"
-    reason = "the server ended unexpectedly"
+
+    def over(state: RunState, reason: str) -> None:
+        hub.end(f"{line.words}{reason}", failed=state == "failed")
+        store.move(hub.run, state, reason[:500])
+        journal.flush()
+
     try:
-        store.move(folder.name, "running")
+        store.move(hub.run, "running")
         line.ready(transport.start())
-        run = work()
-        state, reason = "finished", run.reason
+        try:
+            run = work()
+        except waits:
+            raise
+        except Exception as error:
+            over("failed", str(error))
+            hub.farewell.wait(times.grace)
+            raise
+        over("finished", run.reason)
+        ended(run)
+        with suppress(KeyboardInterrupt):  # who ends the wait does not stop the run, which has finished
+            hub.farewell.wait(times.linger)
         return run
-    except KeyboardInterrupt:
-        state, reason = "stopped", "stopped by hand"
-        raise
-    except Exception as error:
-        reason = str(error)
-        raise
     finally:
-        if state != "stopped":  # who is not told that it is over waits for a server that is started again
-            hub.end(f"the run is over: {reason}", failed=state == "failed")
-            hub.farewell(line.times.grace)
         transport.stop()
-        if state != "stopped":
-            store.move(folder.name, state, reason[:500])
         journal.flush()
         journal.close()
 
@@ -206,7 +224,7 @@ def _hub(
     from atoll.runtimes.network.server.hub import Hub
 
     return Hub(
-        store.path.parent.name, store, journal, Worker(first.handlers, first.splits, first.program.world),
+        run_name(store.path.parent), store, journal, Worker(first.handlers, first.splits, first.program.world),
         questions, data=summary_of(data).sample, schema=data.schema, classes=data.classes, job=text,
         manifest=agreement_of(text), roster=roster, times=times, live=True, successor=successor,
         elapsed=float(past.memory["elapsed"]) if past.memory else 0.0,
@@ -223,19 +241,29 @@ def members_of(store: Store) -> dict[int, Member]:
 
 @contextmanager
 def entered(
-    folder: Path, known: Mapping[str, str], past: Past, rounds: int, health: str | None, sinks: tuple[Sink, ...]
-) -> Iterator[tuple[Monitor, Store, Journal]]:
-    """Begin the run of a folder, or resume it, with all who may come."""
-    from atoll.runtimes.network.server.monitor import Monitor
+    line: Line, folder: Path, known: Mapping[str, str], past: Past, rounds: int, health: str | None,
+    sinks: tuple[Sink, ...],
+) -> Iterator[tuple[Monitor, Store, Journal]]:  # fmt: skip
+    """Begin the run of a folder, or resume it, with all who may come.
+
+    One that has finished is refused, after those were told who did not know it.
+    """
+    from atoll.runtimes.network.server.farewell import Farewell
+    from atoll.runtimes.network.server.monitor import Monitor, last_said
     from atoll.runtimes.network.server.store import opened
 
+    untold = last_said(folder).get("untold", [])
     numbers = {str(f["party"]): int(number(f, "number") or 0) for f in past.facts if f["what"] == "joined"}
     with Monitor(folder, rounds, health, past) as monitor:
         store, damaged = opened(folder, known, numbers)
         with store:
-            if is_new(store, folder.name):
-                store.create(folder.name)
-            elif store.state(folder.name)[0] == "finished":
+            name = run_name(folder)
+            if is_new(store, name):
+                store.create(name)
+            elif (found := store.state(name))[0] == "finished":
+                late = Farewell(untold)
+                monitor.follow(lambda: {"over": found[1], "untold": late.names})
+                tell_late(line, found[1], late)
                 raise Mismatch(
                     f"{folder} holds a run that has ended: atoll report shows it, --run names another folder"
                 )
@@ -243,6 +271,28 @@ def entered(
             for why in damaged:
                 journal.note(Note("damaged", {"round": past.rounds, "why": why}))
             yield monitor, store, journal
+
+
+def tell_late(line: Line, reason: str, farewell: Farewell) -> None:
+    """Tell those who were away when a run ended, as long as a server would have stayed for them."""
+    from atoll.runtimes.network.server.farewell import OverService
+    from atoll.runtimes.network.transport import ServerTransport
+
+    if not farewell.names:
+        return
+    service = OverService(line.words + reason, farewell)
+    transport = ServerTransport(line.address, line.credentials, service, times=line.times)
+    try:
+        names, at, seconds = ", ".join(farewell.names), transport.start(), line.times.linger
+        log.warning("the run has ended: %s, which may not know that, is told at %s for %g s", names, at, seconds)
+        farewell.wait(line.times.linger)
+    finally:
+        transport.stop()
+
+
+def run_name(folder: Path) -> str:
+    """Name a run by its folder, in the letters that a name in messages may have."""
+    return re.sub(r"[^\w.:@+-]", "-", folder.resolve().name)[:64] or "run"
 
 
 def is_new(store: Store, name: str) -> bool:

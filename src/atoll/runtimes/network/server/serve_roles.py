@@ -20,7 +20,7 @@ from atoll.job.roles import RoleJob, to_table
 from atoll.journal import Journal, Past
 from atoll.programs.roles import check_played_by_one, on_wire, runtime_questions
 from atoll.runtimes.network.server.hub import Hub
-from atoll.runtimes.network.server.serve import Line, entered, kept, listening
+from atoll.runtimes.network.server.serve import Line, entered, kept, listening, run_name
 from atoll.runtimes.roles.conversation import UNSAID, Lost, Reasons, RoleSetup, Unanswered, converse
 from atoll.runtimes.roles.side import NoSession
 from atoll.runtimes.roles.simulate import RoleRun, describe, end_note, save_models
@@ -59,6 +59,7 @@ def serve_roles(
     sinks: tuple[Sink, ...] = (),
     health: str | None = None,
     ready: Callable[[str], None] = lambda _: None,
+    ended: Callable[[RolesServed], None] = lambda _: None,
 ) -> RolesServed:
     """Run a program with the parties that its job names; a folder that holds an unfinished run is resumed.
 
@@ -70,10 +71,11 @@ def serve_roles(
         folder: the run folder.
         world: where private draws come from; anything but the default is for tests on one machine.
         times: `times.patience` is how long to wait for parties before the run fails (default: for ever), `times.answer`
-            for their answers, in seconds.
+            for their answers, `times.linger` for those who do not know yet that the run has finished, in seconds.
         sinks: functions that are told every fact.
         health: an address of this machine, for monitors.
         ready: is told the address when the server listens.
+        ended: is told how the run has finished, before parties that are away are waited for.
     """
     from atoll.job.file import dumps, third_party
     from atoll.runtimes.local.worker import Worker
@@ -88,13 +90,14 @@ def serve_roles(
         if name not in known:
             raise Mismatch(f"{name} plays role {role}, and is not in the roster: add its line")
     past = kept(folder, text)
-    with entered(folder, known, past, job.rounds, health, sinks) as (monitor, store, journal):
+    line = Line(address, credentials, times, ready)
+    with entered(line, folder, known, past, job.rounds, health, sinks) as (monitor, store, journal):
         reasons = Reasons(journal)
         numbers = {member.name: member.number for member in store.members()}
         setup = RoleSetup(job.program, job.roles, {r: numbers[n] for r, n in job.roles.items()}, job.rounds, place)
         fixed = {name: on_wire(question, axis=True) for name, question in runtime_questions(job.roles).items()}
         hub = Hub(
-            folder.name, store, reasons, Worker({}, {}, place), fixed, data=Layout({}), job=text,
+            run_name(folder), store, reasons, Worker({}, {}, place), fixed, data=Layout({}), job=text,
             manifest=agreement_of(text), roster=roster, times=times, successor=credentials.successor,
             elapsed=float(past.memory["elapsed"]) if past.memory else 0.0,
         )  # fmt: skip
@@ -103,9 +106,12 @@ def serve_roles(
         limits = Limits(threads=Limits.of(len(known), [Layout({})]).threads)
         roles = ServedRoles(setup, hub, reasons, times.patience)
         work = partial(_converse, job, setup, roles, journal, past, folder)
-        line = Line(address, credentials, limits, times, ready)
-        run = listening(line, hub, store, journal, work)
-        return RolesServed(run, "finished", run.reason)
+
+        def served() -> RolesServed:
+            run = work()
+            return RolesServed(run, "finished", run.reason)
+
+        return listening(line, limits, hub, store, journal, served, ended)
 
 
 def _converse(
