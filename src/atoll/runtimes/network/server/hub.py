@@ -7,24 +7,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import IO, NamedTuple
 
 import numpy as np
 
 from atoll.core.effects import Ask, Cohort, Note, Recorder, Replies
 from atoll.core.errors import AtollError
-from atoll.core.party import ragged
 from atoll.core.question import Fault, Layout, Question
-from atoll.core.tree import EMPTY, Array, Tree, leaves
+from atoll.core.tree import EMPTY, Array, Tree
 from atoll.crypto.keys import Refused
 from atoll.data.errors import BadData
 from atoll.data.schema import TableSchema
 from atoll.journal.sealed import Damaged
 from atoll.programs.quorum import Quorum
 from atoll.programs.traffic import travels
-from atoll.runtimes.local.worker import Chunk, Worker, sum_type
+from atoll.runtimes.local.worker import Chunk, Worker
 from atoll.runtimes.network.messages.answers import read_answer
 from atoll.runtimes.network.messages.awake import AwakeClock
 from atoll.runtimes.network.messages.calls import NOT_ALLOWED, HelloFirst, Later, Limits, RunFailed, RunOver, Times
@@ -42,6 +39,7 @@ from atoll.runtimes.network.messages.envelope import (
 )
 from atoll.runtimes.network.messages.payload import Header, QuestionPayload, header_of
 from atoll.runtimes.network.messages.trees import write_tree
+from atoll.runtimes.network.server.collect import AskedQuestion, LostAnswer, collect
 from atoll.runtimes.network.server.farewell import Farewell
 from atoll.runtimes.network.server.health import OpenQuestion, PartySeen, Standing
 from atoll.runtimes.network.server.store import Store
@@ -56,24 +54,6 @@ class NobodyThere(AtollError, RuntimeError):
     """Too few parties came in the time given."""
 
     code = "nobody_there"
-
-
-@dataclass
-class _Open:
-    """A question that parties may answer now."""
-
-    number: int
-    what: str
-    t: int
-    questions: Mapping[int, QuestionPayload]  # by party
-    opened: float  # by the hub's clock
-    done: set[int] = field(default_factory=set)
-    refused: set[int] = field(default_factory=set)  # of those
-    taken: set[int] = field(default_factory=set)  # answers that were handed over
-
-    @property
-    def missing(self) -> set[int]:
-        return self.questions.keys() - self.done
 
 
 class _Asked(NamedTuple):
@@ -139,7 +119,7 @@ class Hub:
         self._samples: dict[int, int] = {}  # as declared; an edge, which speaks for others, declares none
         self._speaks: dict[int, int] = {}  # which version, by party
         self._places: dict[str, bytes] = {}  # which folder each came from
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, AskedQuestion] = {}
         self.farewell = Farewell()
         self._begun_asking = False
         self._needed = 0  # parties that are waited for now
@@ -490,7 +470,7 @@ class Hub:
             ready, over, late = self._close(ask, asked, within)
             try:
                 replies = self._collect(ask, ready, asked, began, 0 if ask.max_staleness is None else late)
-            except _Lost as answer:
+            except LostAnswer as answer:
                 lost += 1
                 if lost == TRIES:
                     raise Damaged(
@@ -502,13 +482,13 @@ class Hub:
                 self._store.forget(now.number)
             return replies
 
-    def _close(self, ask: Ask, asked: _Asked, within: float) -> tuple[dict[_Key, set[int]], list[_Open], int]:
+    def _close(self, ask: Ask, asked: _Asked, within: float) -> tuple[dict[_Key, set[int]], list[AskedQuestion], int]:
         """Wait for answers; say which are ready, which questions are over with them, and how many never came."""
         with self._turn:
             self._wait(ask, asked, within)
             ready = self._taken(ask)
             # Where nothing may come late, or all was taken, the question is over; else the rest comes with a later ask.
-            over = [now for now in self._open.values() if now.what == ask.what and _ends(now, ask)]
+            over = [now for now in self._open.values() if now.what == ask.what and now.ends(ask)]
             for now in over:
                 del self._open[now.number]
             late = sum(len(now.questions.keys() - now.taken) for now in over)
@@ -516,7 +496,7 @@ class Hub:
             self._store.close_question(now.number)
         return ready, over, late
 
-    def _again(self, lost: _Lost, ready: Mapping[_Key, set[int]], over: Collection[_Open]) -> None:
+    def _again(self, lost: LostAnswer, ready: Mapping[_Key, set[int]], over: Collection[AskedQuestion]) -> None:
         """Take an answer for one that never came: its party, which is asked the same once more, still has the bytes."""
         why = f"{lost}; {self._name(lost.party)} is asked for it again"
         self._journal.note(Note("damaged", {"why": why}))
@@ -545,7 +525,7 @@ class Hub:
         each = {p: {**ask.body, **ask.each.get(p, {})} for p in asked} if ask.each else dict.fromkeys(asked, ask.body)
         questions = {p: common or self._question(number, ask, each[p], t, within, p) for p in asked}
         with self._turn:
-            self._open[number] = _Open(number, ask.what, t, questions, self._clock())
+            self._open[number] = AskedQuestion(number, ask.what, t, questions, self._clock())
             self._news.notify_all()
         return _Asked(len(asked), sum(question.header.size for question in questions.values()))
 
@@ -611,32 +591,15 @@ class Hub:
                     refused += answer.verdict == "rejected"
                     found += [(answer.party, t - then, number, answer)] if answer.file else []
         found.sort(key=lambda entry: entry[:2])
-        sums: dict[str, Array] = {}
-        each: dict[str, list[Array]] = {}
-        moved = {"bytes_up": 0, "bytes_down": asked.bytes}
-        for _, age, number, answer in found:
-            data = _body(number, answer)
-            moved["bytes_up"] += len(data)
-            for name, leaf in leaves(read_answer(question, data)):
-                row = np.asarray(leaf)
-                if name not in ask.fold:
-                    # A copy: what is read is a view of the whole answer, which may go.
-                    each.setdefault(name, []).append(row.copy())
-                elif name in sums:
-                    sums[name] += row[0]
-                else:
-                    sums[name] = row[0].astype(sum_type(row, wide=ask.wide))
-            if ask.max_staleness is not None:
-                each.setdefault("age", []).append(np.array([age]))
+        each, sums, came = collect(ask, question, [entry[1:] for entry in found])
+        moved = {"bytes_up": came, "bytes_down": asked.bytes}
         seconds = time.perf_counter() - began
         facts: dict[str, float] = {"seconds": seconds, "elapsed": time.perf_counter() - self._began, **moved}
         lost = asked.parties - len(found) - refused if ask.max_staleness is None else 0
         counts = {"lost": lost, "rejected": refused, "stale": stale}
         facts |= {name: count for name, count in counts.items() if count}
         facts |= {} if ask.max_staleness is None else {"asked": asked.parties}
-        short = {path for path, leaf in question.answers.leaves.items() if leaf.upto}
-        rows = {name: ragged(parts) if name in short else np.concatenate(parts) for name, parts in each.items()}
-        return Replies(np.array([party for party, *_ in found], np.int64), rows, sums, facts)
+        return Replies(np.array([party for party, *_ in found], np.int64), each, sums, facts)
 
     def _ask_here(self, ask: Ask, began: float) -> Replies:
         """Evaluate on the server's own test data."""
@@ -677,34 +640,6 @@ class Hub:
 
 
 _Key = tuple[int, int]  # of a question: its number, its round
-
-
-class _Lost(Exception):
-    """An answer that is not on the disk as it was accepted."""
-
-    def __init__(self, question: int, answer: Answer, why: str) -> None:
-        super().__init__(f"{answer.file} {why}")
-        self.question, self.party = question, answer.party
-
-
-def _body(question: int, answer: Answer) -> bytes:
-    """Read an answer as it was accepted."""
-    assert answer.file
-    try:
-        data = answer.file.read_bytes()
-    except OSError as error:
-        raise _Lost(question, answer, f"cannot be read: {error.strerror}") from None
-    if sha256(data).hexdigest() != answer.sha256:
-        raise _Lost(question, answer, "is damaged: it is not what was written")
-    return data
-
-
-def _ends(now: _Open, ask: Ask) -> bool:
-    return (
-        ask.max_staleness is None
-        or now.taken == now.questions.keys()
-        or now.t <= int(ask.body["t"]) - ask.max_staleness
-    )
 
 
 def _words(layout: Layout) -> str:
