@@ -602,6 +602,12 @@ def test_a_party_is_told_whether_the_run_has_finished_or_failed(wired: Wired, fa
     wired.hub.end("the run is over: so it is", failed=failed)
     with pytest.raises(kind, match="so it is"):
         wired.lines["ada"].pull(1.0)
+    with pytest.raises(kind, match="so it is"):  # one that was started again, or comes only now
+        wired.lines["ben"].hello(write_envelope(Hello("ben", 5, DATA)))
+    assert wired.hub.snapshot()["untold"] == [*NAMES]
+    wired.lines["ada"].leave()
+    assert wired.hub.snapshot()["untold"] == ["ben", "cleo"]
+    assert "left" not in whats(wired), "it takes part to the end"
 
 
 def test_a_goodbye_with_control_characters_is_refused(wired: Wired) -> None:
