@@ -437,13 +437,16 @@ def limits() -> list[tuple[str, str]]:
 
 
 def stuck(federation: Cluster, server: subprocess.Popen[str], seconds: float = 20.0) -> bool:
-    """Wait until a server ends; True where it goes on and there are no further rounds."""
-    rounds, since = federation.rounds(), time.monotonic()
+    """Wait until a server ends; True where it says that it waits for space, and there were no further rounds."""
+    rounds, since, began = federation.rounds(), time.monotonic(), time.monotonic()
     while server.poll() is None:
         if federation.rounds() > rounds:
             rounds, since = federation.rounds(), time.monotonic()
         if time.monotonic() - since > seconds:
-            return True
+            if (state := federation.status()["state"]) == "full":
+                return True
+            since = time.monotonic()
+            must(since - began < 600, f"no end, and the state is {state}: {federation.said('server')[-200:]}")
         time.sleep(0.05)
     return False
 
@@ -472,10 +475,7 @@ def full_server(federation: Cluster, grow: Callable[[], None], **how: str) -> st
     if not waits and server.returncode == 0:
         true(federation, parties)
         return EQUAL
-    if waits:  # for space: parties send again what was not stored
-        state = federation.status()["state"]
-        must(state == "full", f"no round for long, and the state is {state}: {federation.said('server')[-200:]}")
-    else:
+    if not waits:  # where it does, for space, parties send again what was not stored
         said = sentence(federation, "server", server)
         remedy = "free some space" in said or "choose another folder" in said
         must("cannot write to run" in said and remedy, f"no remedy: {said}")
