@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from atoll.data.federated import Silos
 from atoll.methods.fedavg import FedAvg
 from atoll.models.example_dp import ExampleDP, expected
 from atoll.models.zoo import Backend, linear
-from atoll.privacy.audit import PrivacyAudit, audit
+from atoll.privacy.audit import PrivacyAudit, audit_scores
 from atoll.privacy.ledger import ledger_of
 from atoll.select.sample import All
 
@@ -137,10 +136,6 @@ def audit_examples(
     claimed, there = canaries.stated(delta), canaries.present
     audits = []
     for scores in map(np.array, zip(*found, strict=True)):
-        sides = scores[:, ~there].ravel(), scores[:, there].ravel()
-        audits.append(audit(partial(_some, sides), claimed, delta, len(sides[0]), confidence))
+        sides = scores[:, there].ravel(), scores[:, ~there].ravel()
+        audits.append(audit_scores(*sides, claimed, delta, confidence))
     return CanaryAudit(*audits)
-
-
-def _some(sides: tuple[Array, Array], present: bool, n: int) -> Array:
-    return sides[present][:n]

@@ -109,18 +109,49 @@ def audit(
     """
     if samples < 100:
         raise ValueError(f"samples={samples}: an audit needs at least 100 of each kind")
-    half = samples // 2
-    present, absent = (np.asarray(mechanism(kind, 2 * half)).ravel() for kind in (True, False))
-    if not len(present) == len(absent) == 2 * half:
-        raise ValueError(f"scores={len(present)} and {len(absent)}: the mechanism was asked for {2 * half} of each")
-    train = [np.sort(side[:half]) for side in (present, absent)]
+    count = 2 * (samples // 2)
+    present, absent = (np.asarray(mechanism(kind, count)).ravel() for kind in (True, False))
+    if not len(present) == len(absent) == count:
+        raise ValueError(f"scores={len(present)} and {len(absent)}: the mechanism was asked for {count} of each")
+    return audit_scores(present, absent, claimed_epsilon, delta, confidence)
+
+
+def audit_scores(
+    present: Array, absent: Array, claimed_epsilon: float, delta: float, confidence: float = 0.95
+) -> PrivacyAudit:
+    """Try to refute a claimed ε with scores that are there already. The first half of each kind chooses the threshold.
+
+    Args:
+        present: scores with the canary, independent of each other, two or more.
+        absent: scores without it, which are lower, two or more.
+        claimed_epsilon: the ε to refute.
+        delta: the δ of the guarantee, 0 or more and below 1.
+        confidence: probability that the bound holds, above 0 and below 1. Default 0.95.
+
+    Example:
+        >>> import numpy as np
+        >>> from atoll.privacy import audit_scores
+        >>> rng = np.random.default_rng(0)
+        >>> scores = 1 + rng.normal(0, 0.25, 400), rng.normal(0, 0.25, 9000)
+        >>> audit_scores(*scores, claimed_epsilon=1.0, delta=1e-5).caught
+        True
+    """
+    if min(len(present), len(absent)) < 2:
+        raise ValueError(f"{len(present)} and {len(absent)} scores: two of each kind are needed")
+    train = [np.sort(side[: len(side) // 2]) for side in (present, absent)]
+    test = [side[len(side) // 2 :] for side in (present, absent)]
     # The best threshold often lies far out, so candidates are dense at both ends.
-    ranks = np.unique(np.geomspace(1, half / 2, 80).astype(int))
-    candidates = np.unique(np.concatenate([side[at] for side in train for at in (ranks - 1, half - ranks)]))
-    seen = [half - np.searchsorted(side, candidates) for side in train]
-    best = candidates[np.argmax(_lower_bounds(seen[0], half, seen[1], half, delta, confidence))]
-    hits, false_hits = (int(np.sum(side[half:] >= best)) for side in (present, absent))
-    return PrivacyAudit(lower_bound(hits, half, false_hits, half, delta, confidence), claimed_epsilon)
+    candidates = np.unique(np.concatenate([side[at] for side in train for at in _ends(len(side))]))
+    (first, hits), (second, false_hits) = ((len(side), len(side) - np.searchsorted(side, candidates)) for side in train)
+    best = candidates[np.argmax(_lower_bounds(hits, first, false_hits, second, delta, confidence))]
+    found, false = (int(np.sum(side >= best)) for side in test)
+    return PrivacyAudit(lower_bound(found, len(test[0]), false, len(test[1]), delta, confidence), claimed_epsilon)
+
+
+def _ends(count: int) -> tuple[Array, Array]:
+    """Return indices into sorted scores, dense at their lower and at their upper end."""
+    ranks = np.unique(np.geomspace(1, max(count / 2, 1), 80).astype(int))
+    return ranks - 1, count - ranks
 
 
 def floating_point_attack(outputs: Array, possible: Callable[[Array], Array]) -> float:

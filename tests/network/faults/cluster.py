@@ -46,8 +46,9 @@ class Cluster:
     `code` given to a start is the Python program that runs the command: a fault put into one process alone.
     """
 
-    def __init__(self, folder: Path, text: str, parties: int = 3) -> None:
+    def __init__(self, folder: Path, text: str, parties: int = 3, recipe: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.recipe = recipe or f'use = "digits", clients = {parties}'
         self.folder, self.run, self.parties = folder, folder / "run", parties
         self.address = ""
         self.ready = list[float]()  # seconds from each start of the server to its "serving at"
@@ -91,7 +92,7 @@ class Cluster:
         return process
 
     def join(self, k: int, *, address: str = "", **how: Any) -> subprocess.Popen[str]:
-        data = f'{{ use = "digits", clients = {self.parties}, party = {k} }}'
+        data = f"{{ {self.recipe}, party = {k} }}"
         (self.folder / f"p{k}.toml").write_text(f'allow_plain = true\nroster = "roster"\ndata = {data}\n')
         args = ["join", address or self.address, "--server", self.server_line, "--key", f"p{k}.key"]
         return self.start([*args, "--policy", f"p{k}.toml", "--folder", f"party-{k}"], f"p{k}.log", **how)
