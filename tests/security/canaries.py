@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from math import exp, log
 from pathlib import Path
 from typing import NamedTuple
@@ -145,7 +146,8 @@ RANGES: dict[str, tuple[tuple[int, int], tuple[int, int], int, tuple[float, ...]
 }
 
 
-def drawn(seed: int) -> list[Audited]:
+@cache
+def drawn(seed: int) -> tuple[Audited, ...]:
     """Draw twenty jobs: five of each kind, of which two simulated, two in this process, one over sockets."""
     generator, found = np.random.default_rng(seed), list[Audited]()
     for kind in RANGES:
@@ -154,7 +156,7 @@ def drawn(seed: int) -> list[Audited]:
             while not (2 <= one.ledger() <= 4 and one.quartered().ledger()):
                 one = _draw(kind, mode, generator)
             found.append(one)
-    return found
+    return tuple(found)
 
 
 def _draw(kind: str, mode: str, generator: np.random.Generator) -> Audited:
