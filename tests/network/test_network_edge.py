@@ -90,6 +90,20 @@ def stand_lying(tell: Callable[[Welcome], Welcome], victim: str, *args: Any) -> 
     stand(*args)
 
 
+def stand_heavy(*args: Any) -> None:
+    """Be an edge whose vector weighs a thousand times what its parties have."""
+    from atoll.runtimes.network.edge import Edge
+
+    honest = Edge._gathered
+
+    def lying(edge: Any, *asked: Any) -> Any:
+        said = honest(edge, *asked)
+        return {**said, "vector": 1000 * said["vector"]}
+
+    Edge._gathered = lying  # type: ignore[method-assign]
+    stand(*args)
+
+
 def another_job(welcome: Welcome) -> Welcome:
     job = welcome.job.replace("norm = 1.0", "norm = 1000000000.0")
     return msgspec.structs.replace(welcome, job=job, manifest=agreement_of(job))
@@ -180,6 +194,18 @@ def test_two_levels_give_what_one_gives(levels: Levels) -> None:
     )
     rounds = [fact for fact in run.facts if fact["what"] == "round"]
     assert [fact["answered"] for fact in rounds] == [2, 2]
+
+
+@pytest.mark.nightly
+def test_an_edge_that_states_more_weight_than_its_parties_have_is_refused_by_name(levels: Levels) -> None:
+    levels.acts["north"] = (stand_heavy,)
+    run = levels.play(JOB)
+    assert [fact["answered"] for fact in run.facts if fact["what"] == "round"] == [1, 1]
+    refused = [fact for fact in run.facts if fact["what"] == "rejected"]
+    assert {fact["party"] for fact in refused} == {"north"}
+    declared = [fact["samples"] for fact in run.facts if fact["what"] == "joined" and fact["party"] == "north"][-1]
+    assert declared > 100
+    assert all(f"with the {declared:,} samples it declared" in fact["why"] for fact in refused)
 
 
 @pytest.mark.nightly

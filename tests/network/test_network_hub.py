@@ -121,6 +121,7 @@ def standing(tmp_path: Path, question: Question) -> Iterator[Wired]:
         hub = Hub(
             "run", store, notes, local, {WHAT: question}, data=DATA, job="",
             manifest=bytes(32), roster=lambda: listed, times=times, live=True,
+            weights={WHAT: lambda samples: 2.0 * samples},
         )  # fmt: skip
         server = ServerTransport("127.0.0.1:0", Insecure("server"), hub, times=times, folder=tmp_path)
         address = server.start()
@@ -202,6 +203,23 @@ def test_a_bad_answer_changes_nothing_wherever_it_arrives(wired: Wired, fault: s
     (said,) = [note for note in wired.notes.notes if note.what == "rejected"]
     assert said.facts["party"] == "ben"
     assert said.facts["why"]
+
+
+@pytest.mark.parametrize("edge", [False, True])
+def test_a_weight_is_at_most_that_of_the_samples_that_were_declared(wired: Wired, edge: bool) -> None:
+    """An edge declares those of its parties, all together; what it declares anew is written down."""
+    hello = Hello("ben", 7, Layout({}) if edge else DATA, edge=edge)
+    wired.lines["ben"].hello(write_envelope(hello))
+    assert wired.notes.notes[-1] == Note("joined", {"party": "ben", "number": 1, "samples": 7})
+
+    def act() -> None:
+        for name, weight in zip(NAMES, (10, 14.01, 10), strict=True):
+            assert wired.push(name, answer(vector=weighing(weight))).accepted == (name != "ben")
+
+    assert wired.ask(act).parties.tolist() == [0, 2]
+    (said,) = [note for note in wired.notes.notes if note.what == "rejected"]
+    assert said.facts["why"] == "a weight of 14.01: with the 7 samples it declared it has 14"
+    assert len(wired.ask(lambda: [wired.push(n, answer(vector=weighing(10 + 4 * (n == "ben")))) for n in NAMES])) == 3
 
 
 # Two values, the byte of their positions, the weight: what comes instead, from the end of an honest body.

@@ -157,3 +157,17 @@ def test_one_line_says_when_one_party_can_set_the_model(why, digits):
     said = [line for line in lines if "can set the model at will" in line]
     assert len(said) == bool(why.strip())
     assert all(line.startswith("  one of 12 parties can set the model at will: ") and why in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("stages", "readable"),
+    [
+        ([atoll.Weigh()], True),
+        ([atoll.Clip(1.0), atoll.Weigh(max_weight=9), atoll.TopK(0.1)], True),
+        ([atoll.Average()], False),
+        ([atoll.Clip(1.0), atoll.Weigh(max_weight=9), atoll.Gaussian(1.0, "local")], False),
+    ],
+)
+def test_a_line_says_how_much_weight_a_server_accepts(stages, readable, digits):
+    said = atoll.explain(job(atoll.All(), channel=atoll.Channel(stages)), digits)
+    assert ("no more weight than a party's declared samples give, of an edge than its parties' do" in said) == readable

@@ -32,6 +32,13 @@ def at_will(exchange: Exchange) -> list[str]:
     return [f"one of {wire.total.cohort:,} parties can set the model at will: {why}"]
 
 
+def capped(exchange: Exchange) -> list[str]:
+    """Say how much weight a server accepts: a line, or none where it can read no weight."""
+    if weight_limit(exchange) is None:
+        return []
+    return ["a served job accepts no more weight than a party's declared samples give, of an edge than its parties' do"]
+
+
 def weight_limit(exchange: Exchange) -> Callable[[int], float] | None:
     """Return the largest weight that a vector of a party with so many samples has; None where none can be read."""
     wire, start, codec = exchange.wire, exchange.start, exchange.codec

@@ -15,7 +15,7 @@ from atoll.job.job import Job
 from atoll.job.quorum import in_words
 from atoll.privacy.account import Account, in_epsilon
 from atoll.programs.federate import Exchange
-from atoll.programs.influence import at_will
+from atoll.programs.influence import at_will, capped
 from atoll.programs.phases import by_phase, lines_by_phase
 from atoll.programs.traffic import FLOW, FRAMES, HEADERS
 from atoll.report.units import count, in_bytes
@@ -175,7 +175,7 @@ def _pipeline(a: Assembled, data: Federated) -> tuple[str, list[str]]:
         parts = [*exchange.stages, exchange.combine]
         return [f"{i}. {_named(part)}: {_first(part)}" for i, part in enumerate(parts, 1)]
 
-    done = [line for words in (stages, _travels, at_will) for line in _each(a, words)]
+    done = [line for words in (stages, _travels, capped, at_will) for line in _each(a, words)]
     return "what happens to a party's vector", done
 
 

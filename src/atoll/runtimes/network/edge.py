@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from atoll.core.effects import Ask, drive
 from atoll.core.errors import AtollError
@@ -43,7 +44,7 @@ from atoll.runtimes.network.party.join import (
     check_now,
     sides_of,
 )
-from atoll.runtimes.network.party.line import calling, in_hours, parties_of, place_of, until_over, welcomed
+from atoll.runtimes.network.party.line import calling, in_hours, parties_of, place_of, said, until_over, welcomed
 from atoll.runtimes.network.party.policy import NotAllowed, Policy
 from atoll.runtimes.network.party.session import Session
 from atoll.runtimes.network.party.spending import DataAccount
@@ -107,10 +108,11 @@ def edge(
         # An edge has no data that other folders could share: what it passes on counts for itself.
         account = DataAccount(Path(policy.accounts) if policy.accounts else folder / "accounts", policy.dataset_name)
         carry_over(audit, account)
-        hello = write_envelope(Hello(name, 0, Layout({}), edge=True, place=place_of(folder)))
+        hello = Hello(name, 0, Layout({}), edge=True, place=place_of(folder))  # nobody below has come yet
+        text = said(audit, parent, hello)
 
         def agree() -> _Agreed:
-            welcome = welcomed(transport, hello, policy)
+            welcome = welcomed(transport, text, policy)
             members = parties_of(welcome)
             session = Session(policy, welcome.job, welcome.number, members, welcome.classes, world, welcome.data)
             assessed = assess(session, server, parent)
@@ -123,7 +125,9 @@ def edge(
             return _Agreed(welcome, session, budget, sides)
 
         def party(agreed: _Agreed) -> Edge:
-            return Edge(transport, hello, *agreed, folder, audit, times, say)
+            one = Edge(transport, text, *agreed, folder, audit, times, say)
+            one.declaration = lambda samples: said(audit, parent, replace(hello, samples=samples))
+            return one
 
         while True:
             try:
@@ -202,13 +206,13 @@ class Level:
 def _level(agreed: _Agreed, folder: Path, below: Downstream, times: Times) -> Iterator[Level]:
     """Make ready to serve the same job to those below."""
     session, (run, manifest) = agreed.session, agreed.job
-    said = parse(session.job, "the server's job", local=False, parts=session.policy.parts)
-    data, world = data_of(session), session.world(said.seed)
+    job = parse(session.job, "the server's job", local=False, parts=session.policy.parts)
+    data, world = data_of(session), session.world(job.seed)
 
     def made() -> Assembled:
         everybody = remote(data, [1] * (1 + max((member.number for member in store.members()), default=0)))
         members = partial(members_of, store)
-        return assemble(said.job, everybody, said.seed, world=world, agreement=manifest, members=members)
+        return assemble(job.job, everybody, job.seed, world=world, agreement=manifest, members=members)
 
     with ExitStack() as stack:
         store = stack.enter_context(Store(folder))
@@ -219,7 +223,7 @@ def _level(agreed: _Agreed, folder: Path, below: Downstream, times: Times) -> It
         journal = stack.enter_context(closing(Journal(folder, rest=0.0)))
         hub = Hub(
             run, store, journal, Worker({}, {}, world), first.questions(len(store.members())),
-            data=summary_of(data).sample, schema=schema_of(said.data), classes=session.classes,
+            data=summary_of(data).sample, schema=schema_of(job.data), classes=session.classes,
             job=session.job, manifest=manifest,
             roster=below.roster, times=times, live=True, successor=below.credentials.successor,
             weights=weight_limits(first.program.exchanges),
@@ -252,14 +256,30 @@ def check_edge(made: Assembled, policy: Policy) -> None:
 class Edge(Party):
     """A party that, instead of training, asks its own parties and adds them up."""
 
+    declaration: Callable[[int], bytes]  # a hello that says how many samples those below have
+
     def stand(self, level: Level, up: Assembled) -> None:
         self._level, self._up = level, up
+        self._declared, self._greeting = 0, threading.Lock()
+
+    def _declare(self) -> None:
+        """Say how many samples those below have declared: the server takes no more weight of this edge."""
+        samples = sum(member.samples or 0 for member in self._level.store.members() if member.listed)
+        if samples != self._declared:
+            with self._greeting:
+                self._hello, self._declared = self.declaration(samples), samples
+            self._greet()
+
+    def _greet(self) -> None:
+        with self._greeting:  # an older number of samples comes after no newer one
+            super()._greet()
 
     def _train(self, what: str, question: Tree) -> dict[str, Array]:
         try:
             self._level.gather(min(self._times.patience, max(self._until - time.monotonic(), 0.0)))
         except NobodyThere as reason:
             raise Declined(str(reason)) from None
+        self._declare()
         if what == LOCAL:
             return self._evaluated(question)
         phase = what.partition("/")[0]

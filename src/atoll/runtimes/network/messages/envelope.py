@@ -46,7 +46,7 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 class Hello(Envelope, frozen=True, tag="hello"):
     """A party comes: what it calls itself (the server goes by its key), how many samples it has, what one is and what
-    its columns mean; or an edge, which has none of its own but parties behind it.
+    its columns mean; or an edge, which has none of its own: its samples are those of the parties below it.
     """
 
     name: _Word

@@ -15,7 +15,7 @@ from atoll.core.effects import Ask, Cohort, Note, Recorder, Replies
 from atoll.core.errors import AtollError
 from atoll.core.question import Fault, Layout, Question
 from atoll.core.tree import EMPTY, Array, Tree
-from atoll.crypto.keys import Refused
+from atoll.crypto.keys import Refused, refuse_if
 from atoll.data.errors import BadData
 from atoll.data.schema import TableSchema
 from atoll.journal.sealed import Damaged
@@ -116,7 +116,7 @@ class Hub:
         self._refusing: dict[int, str] = {}  # who does not take part now, by a policy of its own, and why
         self._quorum, self._phases = Quorum(0), frozenset[str]()
         self._numbers: dict[str, int] = {}
-        self._samples: dict[int, int] = {}  # as declared; an edge, which speaks for others, declares none
+        self._samples: dict[int, int] = {}  # as declared; an edge declares those of its parties
         self._speaks: dict[int, int] = {}  # which version, by party
         self._places: dict[str, bytes] = {}  # which folder each came from
         self._open: dict[int, AskedQuestion] = {}
@@ -142,13 +142,14 @@ class Hub:
             self._check_data(name, said)
         self._check_place(name, said.place)
         try:
-            number = self._store.join(name, self._admit(name), said.samples)
+            number = self._store.join(name, self._admit(name), 0 if said.edge else said.samples)
         except Stranger as reason:
             raise Refused(str(reason)) from None
         with self._turn:
             new = name not in self._numbers or self._refusing.pop(number, None) is not None
+            new |= self._samples.get(number) != said.samples
             self._numbers[name], self._speaks[number] = number, spoken_with(said.version)
-            self._samples |= {} if said.edge else {number: said.samples}
+            self._samples[number] = said.samples
             self._places[name] = said.place
             self._here(number)
             self.farewell.came(name)
@@ -200,20 +201,20 @@ class Hub:
 
     def _check_data(self, name: str, said: Hello) -> None:
         """Refuse data that means something else than the job's; a party puts another order of columns right itself."""
-        why = ""
+        try:
+            self._check_columns(name, said)
+        except (Refused, BadData) as objection:
+            self._refuses(name, self._members.get(name, -1), str(objection))
+            raise Refused(str(objection)) from None
+
+    def _check_columns(self, name: str, said: Hello) -> None:
         if self._schema is None:
-            if said.data != self._data:
-                why = f"{name} holds other data than the job is about: {_words(self._data)}"
+            other = said.data != self._data
+            refuse_if(other, f"{name} holds other data than the job is about: {_words(self._data)}")
         elif said.columns is None:
-            why = f"{name} holds data whose columns have no names, and the job names them: bring a CSV file"
+            raise Refused(f"{name} holds data whose columns have no names, and the job names them: bring a CSV file")
         else:
-            try:
-                self._schema.refuse(said.columns, f"the data of {name}")
-            except BadData as objection:
-                why = str(objection)
-        if why:
-            self._refuses(name, self._members.get(name, -1), why)
-            raise Refused(why)
+            self._schema.refuse(said.columns, f"the data of {name}")
 
     def _check_place(self, name: str, place: bytes) -> None:
         """Turn away a second process of a party that is here: each would answer what the other has begun."""
@@ -341,7 +342,7 @@ class Hub:
 
     def _check_weight(self, what: str, number: int, tree: Tree) -> None:
         """Refuse a weight that the party's declared number of samples does not give."""
-        if what not in self._weights or number not in self._samples:
+        if what not in self._weights:
             return
         said, samples = float(tree["vector"][0, -1]), self._samples[number]
         if said > (most := self._weights[what](samples)) * (1 + 1e-5):
