@@ -16,10 +16,17 @@ import numpy as np
 from atoll.core.question import PLAIN, REST, Encoding, Layout, Leaf, Question, arranged, array_of, walk
 from atoll.core.tree import Tree
 
-# What the network adds in either direction, as tests/network/test_network_bytes.py measures it.
-HEADERS = 480  # bytes for each question with its answer: envelopes, digests, and the headers of HTTP/2
-FRAMES = 0.002  # of all bytes: TLS takes 22 for a record of at most 16,384, HTTP/2 takes 9 for a frame of as many
-FLOW = 0.0006  # of all bytes, the other way: room that is given for more of them
+# What the network adds, by the layout of its protocols. A window is what may be under way before the receiver gives
+# more room (HTTP/2's own size, which `settings` of the network leaves as it is). A sender fills it with five frames,
+# each in a TLS record: no frame has over 16,384 bytes. The receiver answers each window with a record of two updates.
+_RECORD, _FRAME, _UPDATE, _WINDOW = 22, 9, 13, 65_535  # bytes
+_OWN = (
+    220  # bytes of Atoll's records for a question with its answer, either way: headers, envelopes, digests, a receipt
+)
+_CALL = 100  # bytes of HTTP/2's headers and TLS for a call, either way; a question with its answer takes two
+HEADERS = _OWN + 2 * _CALL
+FRAMES = 5 * (_RECORD + _FRAME) / _WINDOW  # of all bytes
+FLOW = (_RECORD + 2 * _UPDATE) / _WINDOW  # of all bytes, the other way
 
 
 def on_line(body: int, other: int, questions: int) -> float:
