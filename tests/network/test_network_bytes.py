@@ -225,7 +225,7 @@ def test_four_counts_of_the_same_bytes_agree(channel: str, counted: Counted, fig
     assert words
     assert near(bytes_in(words[1]), each.up)
     assert near(bytes_in(words[2]), each.down)
-    assert f"send {in_bytes(own.up)} of sums each time" in explained
+    assert (f"send {in_bytes(own.up)} of sums each time" in explained) == bool(own.up)
 
     whole = Traffic().plus(each, ROUNDS).plus(own, ROUNDS + 1)  # of one party
     more = Traffic().plus(held, ROUNDS).plus(own_held, ROUNDS + 1)  # of all holders
@@ -248,5 +248,6 @@ def test_four_counts_of_the_same_bytes_agree(channel: str, counted: Counted, fig
             figure(f"{channel}, {name} {way}: explain {body:,}, audit {audit[way]:,}, socket {sockets[name][way]:,}")
             assert near(audit[way], body), (channel, name, way)
             assert near(sockets[name][way], on_line(body, other, expected.questions)), (channel, name, way)
-    alone = atoll.simulate(said.job, build(said.data, said.seed), said.seed)
+    # In a process of its own, with one core, as parties train: see docs/sharp-edges.md.
+    alone = atoll.simulate(said.job, build(said.data, said.seed), said.seed, workers=1)
     assert np.array_equal(parameters(run.params), parameters(alone.params))

@@ -253,13 +253,14 @@ def test_who_sends_a_malformed_encoding_is_refused_by_name(tmp_path: Path, lie: 
         assert said.facts["party"] == "ben"
 
 
-def test_bytes_that_are_nothing_are_refused(wired: Wired) -> None:
+def test_bytes_that_are_nothing_are_refused_and_too_many_not_even_read(wired: Wired) -> None:
     def act() -> None:
-        wired.push("ada", answer())
+        too_many = wired.push("ada", {}, raw=bytes(100_000)).reason
+        assert too_many.startswith("100000 bytes: an answer to 'train/contribute' has ")
         assert not wired.push("ben", {}, raw=b"\x80\x04" + bytes(300)).accepted
         wired.push("cleo", answer())
 
-    assert wired.ask(act).parties.tolist() == [0, 2]
+    assert wired.ask(act).parties.tolist() == [2]
 
 
 def test_an_answer_counts_once_however_often_it_is_sent(wired: Wired) -> None:

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from atoll.combine.layouts import answer_layout
-from atoll.core.question import Fault, Layout
+from atoll.core.question import MAX_LEAVES, REST, Fault, Layout, arranged
 from atoll.core.wire import Wire
+from atoll.data.schema import MOST_COLUMNS, MOST_VALUES
 from atoll.runtimes.network.messages.envelope import (
     MOST_BYTES,
     AnswerHead,
     Envelope,
+    Goodbye,
     Hello,
     QuestionHead,
     Receipt,
@@ -23,6 +25,7 @@ from atoll.runtimes.network.messages.envelope import (
     read_envelope,
     write_envelope,
 )
+from atoll.runtimes.network.messages.trees import read_tree
 
 ENVELOPES: list[Envelope] = [
     Hello("north", 120, Layout.of({"x": np.zeros(784, np.float32), "y": np.zeros((), np.int64)})),
@@ -71,6 +74,20 @@ def test_too_long_a_record_is_not_looked_at(kind: type[Envelope]) -> None:
     assert caught.value.reason == "size"
 
 
+def laid(**more: Any) -> dict[str, Any]:
+    return {"leaves": {"x": {"dtype": "bool", "shape": [1], **more}}}
+
+
+def table(**more: Any) -> dict[str, Any]:
+    return {"features": [{"name": "age"}], "target": {"name": "ill"}, **more}
+
+
+def test_fields_within_bounds_are_read() -> None:
+    """Those that others are made of, so that each is refused for what is odd in it."""
+    raw = {**msgspec.msgpack.decode(write_envelope(ENVELOPES[0])), "data": laid(), "columns": table(gaps=["age"])}
+    assert read_envelope(Hello, msgspec.msgpack.encode(raw)).columns
+
+
 @pytest.mark.parametrize(
     ("index", "field", "value"),
     [
@@ -85,11 +102,29 @@ def test_too_long_a_record_is_not_looked_at(kind: type[Envelope]) -> None:
         (2, "what", "train/"), (2, "what", "/contribute"), (2, "used", -2), (2, "used", 2**31), (2, "used", 0.0),
         (2, "run", "a/b"), (2, "sha256", b"q" * 33),
         (3, "seconds", float("nan")), (3, "number", -1), (3, "size", 2**60),
+        (0, "place", bytes(17)), (0, "data", {"leaves": {}, "more": 1}), (0, "data", laid(more=1)),
+        (0, "data", laid(range={"low": 0.0, "high": 1.0, "more": 1})), (0, "data", laid(shape=[1] * 33)),
+        (0, "data", laid(shape=[2**40])), (0, "data", laid(dtype="float128")), (0, "data", laid(within="y")),
+        (0, "data", {"leaves": {f"x{k}": {"dtype": "bool"} for k in range(MAX_LEAVES + 1)}}),
+        (0, "columns", table(more=1)), (0, "columns", table(target={"name": "ill", "more": 1})),
+        (0, "columns", table(target={"name": "i" * 201})), (0, "columns", table(target={"name": "", "unit": "kg"})),
+        (0, "columns", table(target={"name": "ill", "unit": "k" * 101})),
+        (0, "columns", table(target={"name": "ill", "values": [str(k) for k in range(MOST_VALUES + 1)]})),
+        (0, "columns", table(features=[{"name": str(k)} for k in range(MOST_COLUMNS + 1)])),
+        (0, "columns", table(gaps=[str(k) for k in range(MOST_COLUMNS + 1)])),
+        (0, "columns", table(gaps=["a\x1b"])), (0, "columns", table(features=[{"name": "ill"}])),
+        (0, "columns", table(target={"name": "ill", "fill": float("inf")})),
+        (0, "columns", table(target={"name": "ill\n"})),
+        (0, "columns", table(target={"name": "ill", "values": ["no", "no"]})),
+        (1, "number", -1), (1, "number", 2**20), (1, "manifest", b"m" * 31), (1, "successor", bytes(97)),
+        (1, "answers", {"x" * 129: {"leaves": {}}}), (1, "answers", {f"a{k}": {"leaves": {}} for k in range(1025)}),
+        (1, "members", {f"p{k}": 0 for k in range(2**16 + 1)}), (1, "keys", bytes(2**18 + 1)),
+        (2, "seconds", 1.1e9), (3, "declined", "x" * 501), (3, "code", "x" * 65), (6, "reason", "x" * 501),
         (4, "accepted", 1), (4, "reason", "fine\nbut: rm"), (4, "reason", "\x07"), (4, "reason", "x" * 1001),
     ],
 )  # fmt: skip
 def test_fields_out_of_bounds_are_refused(index: int, field: str, value: Any) -> None:
-    record = ENVELOPES[index]
+    record = [*ENVELOPES, Goodbye("not allowed")][index]
     raw = {**msgspec.msgpack.decode(write_envelope(record)), field: value}
     with pytest.raises(Fault) as caught:
         read_envelope(type(record), msgspec.msgpack.encode(raw))
@@ -120,3 +155,11 @@ def test_a_record_nested_without_end_is_refused() -> None:
     with pytest.raises(Fault) as caught:
         read_envelope(Hello, deep)
     assert caught.value.reason == "form"
+
+
+def test_no_more_plain_values_are_taken_in_than_a_tree_has_leaves() -> None:
+    """They are counted before any is read."""
+    rest = msgspec.msgpack.encode({f"a{k}": 0 for k in range(MAX_LEAVES + 1)})
+    head, _, _ = arranged({REST: (np.dtype(np.uint8), (len(rest),))})
+    with pytest.raises(Fault, match="the plain values of the tree cannot be read"):
+        read_tree(head + rest, 2**20)

@@ -68,13 +68,13 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One array, by its exact type and shape (`upto`: the row may be shorter); without a shape a plain value."""
 
-    dtype: Annotated[str, Meta(max_length=16)]
+    dtype: str
     shape: Axes | None = None
     finite: bool = True
     range: Range | None = None
     weight: Range | None = None  # of the last number along the last axis, which is a weight
     length: float | None = None  # no row is longer
-    within: Annotated[str, Meta(max_length=_LONG)] | None = None  # a leaf of which no number is exceeded
+    within: str | None = None  # a leaf of which no number is exceeded
     upto: bool = False
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a tree must look like: its leaves by their paths, no more and no fewer."""
 
-    leaves: Annotated[dict[str, Leaf], Meta(max_length=MAX_LEAVES)]
+    leaves: dict[str, Leaf]
 
     def __post_init__(self) -> None:
         check_paths(self.leaves)
@@ -210,7 +210,7 @@ def _ends(numbers: Array) -> tuple[float, float]:
         return flat.min(), flat.max()
 
 
-class Placed(msgspec.Struct, forbid_unknown_fields=True):
+class Placed(msgspec.Struct):
     """Where an array stands, in the words of the safetensors format."""
 
     dtype: str

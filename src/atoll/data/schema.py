@@ -129,7 +129,8 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     def refuse(self, theirs: TableSchema, whose: str) -> None:
         """Refuse, in one sentence, data that does not hold what is stated here. Another order is no reason."""
-        for objection in self._objections(theirs):
+        objection = next(self._objections(theirs), None)
+        if objection is not None:
             raise BadData(f"{whose}: {objection}")
 
     def _objections(self, theirs: TableSchema) -> Iterator[str]:
@@ -138,8 +139,8 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             if column.name not in held:
                 what = "column" if column is not self.target else "column (target)"
                 yield f"there is no {what} {column.name!r}, which the job needs; {nearest(column.name, held)}"
-                continue
-            yield from self._differs(column, held[column.name], gap=column.name in theirs.gaps)
+            else:
+                yield from self._differs(column, held[column.name], gap=column.name in theirs.gaps)
         if self.target.name in held and theirs.target.name != self.target.name:
             yield f"its target is {theirs.target.name!r}, and the job predicts {self.target.name!r}: say so in its data"
 

@@ -33,7 +33,7 @@ from atoll.programs.influence import weight_limits
 from atoll.programs.traffic import travels
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.messages.calls import Limits, Times, Unreachable
-from atoll.runtimes.network.messages.envelope import Hello, Welcome, write_envelope
+from atoll.runtimes.network.messages.envelope import Hello, Welcome
 from atoll.runtimes.network.party.assess import assembled, assess, data_of, schema_of
 from atoll.runtimes.network.party.budget import JobBudget, carry_over
 from atoll.runtimes.network.party.join import (

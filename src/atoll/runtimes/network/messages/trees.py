@@ -32,7 +32,7 @@ from atoll.core.tree import Array, Tree, nest
 _ABSURD = 2**48  # bytes of an array whose empty axes count as one
 
 
-class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+class _Nothing(msgspec.Struct):
     """A branch without leaves."""
 
 

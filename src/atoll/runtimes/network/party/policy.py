@@ -238,7 +238,8 @@ class Policy:
 
     def check(self, manifest: Manifest, *, now: datetime, before: Before = NOTHING_BEFORE) -> None:
         """Raise NotAllowed with the first objection. `before` is what the data set has given to other jobs."""
-        for objection in self.objections(manifest, now=now, before=before):
+        objection = next(self.objections(manifest, now=now, before=before), None)
+        if objection is not None:
             raise NotAllowed(objection)
 
     def objections(self, manifest: Manifest, *, now: datetime, before: Before = NOTHING_BEFORE) -> Iterator[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+from contextlib import suppress
 from pathlib import Path
 
-from atoll.crypto.keys import KEY, Identity, Refused, verify
+from atoll.crypto.keys import KEY, Identity, Refused, refuse_if, verify
 
 FILE = "server.keys"
 _PURPOSE = b"atoll: the next key of this server\0"
@@ -22,10 +23,14 @@ def announcement(old: Identity, new: bytes) -> bytes:
     return new + old.sign(_PURPOSE + new)
 
 
-def successor(trusted: bytes, said: bytes) -> bytes | None:
-    """Return the key that is announced, if the trusted key has signed that; else None."""
+def successor(trusted: bytes, said: bytes) -> bytes:
+    """Return the key that is announced; one that the trusted key has not signed is refused."""
     new, signature = said[:KEY], said[KEY:]
-    return new if verify(trusted, _PURPOSE + new, signature) else None
+    refuse_if(
+        not verify(trusted, _PURPOSE + new, signature),
+        "the server announces a key that its own key has not signed: it is broken or lies; ask its owner",
+    )
+    return new
 
 
 def successors(trusted: bytes, folder: Path) -> tuple[bytes, ...]:
@@ -34,14 +39,12 @@ def successors(trusted: bytes, folder: Path) -> tuple[bytes, ...]:
         lines = (folder / FILE).read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError):
         return ()
-    found: list[bytes] = []
+    known = [trusted]
     for line in lines:
-        try:
-            key = successor((found or [trusted])[-1], base64.b64decode(line, validate=True))
-        except binascii.Error:
-            key = None
-        found += [key] if key is not None and key not in (trusted, *found) else []
-    return tuple(found)
+        with suppress(binascii.Error, Refused):  # whoever writes to the file itself has signed nothing
+            key = successor(known[-1], base64.b64decode(line, validate=True))
+            known += [] if key in known else [key]
+    return tuple(known[1:])
 
 
 def remember(trusted: bytes, folder: Path, said: bytes) -> bytes | None:
@@ -50,8 +53,6 @@ def remember(trusted: bytes, folder: Path, said: bytes) -> bytes | None:
     if said[:KEY] in known:
         return None
     new = successor(known[-1], said)
-    if new is None:
-        raise Refused("the server announces a key that its own key has not signed: it is broken or lies; ask its owner")
     handle = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with open(handle, "wb") as file:
         file.write(base64.b64encode(said) + b"\n")
