@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dp_accounting as dpa
 import pytest
@@ -17,16 +18,20 @@ from dp_accounting import rdp
 
 pytest.importorskip("grpc")
 
-from test_network_trust import JOB, MINE, Ada, ada, assessed, serving, text_of
+from test_network_trust import JOB, MINE, TIMES, Ada, ada, assessed, serving, text_of
 
 import atoll
+from atoll.job.file import parse, substance_of
 from atoll.privacy import Spend
 from atoll.privacy.account import _ORDERS
 from atoll.runtimes.network.party.assess import assess
 from atoll.runtimes.network.party.budget import JobBudget, account_of
-from atoll.runtimes.network.party.policy import NotAllowed, Policy
+from atoll.runtimes.network.party.join import join
+from atoll.runtimes.network.party.policy import Before, NotAllowed, Policy
 from atoll.runtimes.network.party.session import Session
 from atoll.runtimes.network.party.spending import UNLIMITED, AccountBroken, AnswerCost, DataAccount, Tally, epsilon
+from atoll.runtimes.network.trust.roster import NamedIdentity, RosterFile, line_of, load_key, new_key, peer_of
+from atoll.runtimes.network.trust.tls import PartyTLS, ServerTLS
 
 __all__ = ["ada"]
 NOON = datetime(2025, 6, 15, 12, tzinfo=UTC)
@@ -38,6 +43,10 @@ def budget(folder: Path, job: atoll.Job, name: str = "job", **limits: Any) -> Jo
     policy = Policy(allow_plain=True, allow_metrics=True, data=MINE, dataset="wards", **limits)
     found = assess(Session(policy, text_of(job), 0, 3, 10), "", "")
     return JobBudget(DataAccount(folder, "wards"), policy, found, name, clock=lambda: NOON)
+
+
+def before(one: JobBudget) -> Before:
+    return one.before(one.account.read())
 
 
 def composed(*events: dpa.DpEvent, delta: float = 1e-5) -> float:
@@ -54,7 +63,7 @@ def composed(*events: dpa.DpEvent, delta: float = 1e-5) -> float:
 @pytest.mark.slow
 def test_three_renamed_jobs_get_the_two_answers_that_a_party_allows(tmp_path: Path, ada: Ada) -> None:
     """On the old code each of them got two: six answers of a party that allowed two."""
-    policy, got = Policy(allow_plain=True, max_rounds=2, data=MINE), 0
+    policy, got = Policy(allow_plain=True, max_rounds=2, data=MINE, jobs=("any",)), 0
     for name in ("one", "two", "three"):
         ada.folder = tmp_path / f"ada-{name}"  # another server, another folder
         with serving(tmp_path / name, replace(JOB, name=name, rounds=2)) as server:
@@ -67,17 +76,91 @@ def test_three_renamed_jobs_get_the_two_answers_that_a_party_allows(tmp_path: Pa
     assert "jobs on this data have taken 2" in str(party.exception())
 
 
+class Visit(NamedTuple):
+    """Who asks for what, and as whom the owner of the data answers."""
+
+    job: str = "digits"
+    party: str = "ada"
+    key: str = "of ada"
+    server: str = "registry"
+
+
+def test_no_name_key_or_server_gives_more_of_a_data_set(tmp_path: Path) -> None:
+    """On the old code another name of the job was another job, with an ε of its own."""
+    job = replace(NOISY, rounds=2)
+    (cost,) = assessed(job).costs.values()
+    limit = 1.01 * epsilon({cost: 2}, 1e-5)
+    policy = Policy(data=MINE, jobs=("any",), max_epsilon_job=limit, accounts=str(tmp_path / "accounts"))
+    usual, said = Visit(), list[str]()
+    for k, visit in enumerate(
+        (usual, Visit(job="other"), Visit(party="zoe"), Visit(key="another"), Visit(server="elsewhere"))
+    ):
+        mine, server = (
+            new_or_old(tmp_path / of, name) for of, name in zip(visit[2:], (visit.party, "hub"), strict=True)
+        )
+        roster, folder = tmp_path / f"roster-{k}", tmp_path / f"party-{k}"
+        roster.write_text(f"{line_of(mine)}\n")
+        side = ServerTLS(server, RosterFile(roster))
+        asked, stop = replace(job, name=visit.job), threading.Event()
+        with serving(tmp_path / f"run-{k}", asked, side=side, party=visit.party) as hub, ThreadPoolExecutor(1) as one:
+            party = one.submit(
+                join, hub.address, PartyTLS(mine, peer_of(line_of(server))), visit.party, policy, folder, times=TIMES,
+                stop=stop,
+            )  # fmt: skip
+            if visit.job == usual.job:  # another name is refused when the party joins
+                got = [len(hub.ask(more=more)) for more in range(1 if k else 3)]
+                assert sum(got) == (0 if k else 2), visit
+            with pytest.raises(NotAllowed) as refused:
+                party.result(60)
+            said.append(str(refused.value))
+    assert [sentence.split(":")[0] for sentence in said].count("max_epsilon_job") == 1
+    assert sum("asked 3 times, and the job has 2 rounds" in sentence for sentence in said) == 4, said
+    assert DataAccount(tmp_path / "accounts", policy.dataset_name).read().of().rounds == 2
+
+
+def new_or_old(folder: Path, name: str) -> NamedIdentity:
+    path = folder / f"{name}.key"
+    return load_key(path) if path.exists() else new_key(folder, name)
+
+
+def test_what_a_job_asks_is_the_same_under_any_name() -> None:
+    same = [replace(JOB, name="x"), replace(JOB, rounds=9), replace(JOB, select=atoll.Uniform(0.5)),
+            replace(JOB, eval_every=3, stop=[atoll.Converged(1e-3)])]  # fmt: skip
+    other = [NOISY, replace(JOB, method=atoll.FedAvg(atoll.models.softmax(), lr=0.1))]
+    assert {substance_of(job) for job in same} == {substance_of(JOB)}
+    assert len({substance_of(job) for job in (JOB, *other)}) == 3
+    assert substance_of(parse("# hello\n" + text_of(JOB), "it").job) == substance_of(JOB)
+
+
+def test_an_account_remembers_what_was_agreed_to_by_itself(tmp_path: Path) -> None:
+    """A party that was asked for nothing yet has agreed, too: the next job that it is shown is another."""
+    first = budget(tmp_path, JOB, "first")
+    first.agree(replace(first.assessed.manifest, job="first"))
+    again = budget(tmp_path, NOISY, "second")
+    with pytest.raises(NotAllowed, match="jobs: wards has agreed to another job before"):
+        again.agree(replace(again.assessed.manifest, job="second"))
+    assert {*first.account.read().agreed} == {"first"}
+    longer = budget(tmp_path, replace(NOISY, rounds=6), "third", jobs=("any",))
+    longer.agree(replace(longer.assessed.manifest, job="third"))
+    assert before(replace(again, job="fourth")).alike == again.assessed.manifest.epsilon
+    longer.book("train", evaluates=False)
+    (cost,) = again.assessed.costs.values()
+    assert before(again).alike == epsilon({cost: 6}, 1e-5)
+
+
 @pytest.mark.slow
 def test_a_changed_job_is_a_new_consent(tmp_path: Path, ada: Ada) -> None:
-    """A policy that names jobs agrees to these texts: a server that comes back with another word in it gets nothing."""
-    policy = Policy(allow_plain=True, data=MINE, jobs=(assessed(JOB).manifest.job,))
+    """A server that comes back with another word in its job gets nothing; on the old code, only if jobs were listed."""
+    policy = Policy(allow_plain=True, data=MINE)
     with serving(tmp_path / "one") as server:
         party, address = ada.join(server.address, policy), server.address
         assert len(server.ask()) == 1
     changed = replace(JOB, name="other")
     with (
         serving(tmp_path / "two", changed, address),
-        pytest.raises(NotAllowed, match="jobs: this party has not agreed"),
+        pytest.raises(
+            NotAllowed, match=r"jobs: .* has agreed to another job before, and a changed job is a new consent"
+        ),
     ):
         party.result(60)
     assert any(
@@ -141,9 +224,9 @@ def test_noise_that_the_server_would_add_is_no_noise_to_a_party(tmp_path: Path) 
 
 def test_an_answer_without_noise_counts_as_unlimited(tmp_path: Path) -> None:
     open_job, noisy = budget(tmp_path, JOB, "open"), budget(tmp_path, NOISY, "noisy", max_epsilon_month=99.0)
-    assert noisy.before().month == noisy.assessed.manifest.epsilon
+    assert before(noisy).month == noisy.assessed.manifest.epsilon
     open_job.book("train", evaluates=False)
-    assert noisy.before().month == inf
+    assert before(noisy).month == inf
     with pytest.raises(NotAllowed, match="max_epsilon_month"):
         noisy.allow("train", evaluates=False)
     july = replace(noisy, clock=lambda: datetime(2025, 7, 1, tzinfo=UTC))

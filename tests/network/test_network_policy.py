@@ -213,6 +213,7 @@ def test_what_is_required_is_there_or_refused(
         ({"max_epsilon_month": 9.0}, {"epsilon": None}, "max_epsilon_month: "),
         ({"max_bytes": 9_999}, {}, "max_bytes: the job moves up to 10,000 bytes, and 9,999 is the limit"),
         ({"jobs": ("f01",)}, {"job": "f00"}, "jobs: this party has not agreed to the job f00; read what it does"),
+        ({"jobs": ()}, {"job": "any"}, "jobs: this party has not agreed"),
         ({"delta": 0.01}, {"examples": 101}, "delta: 0.01 is above one over the 101 examples of this party"),
         ({"max_epsilon": 1.9}, {}, "max_epsilon: with it, all jobs on data-44136fa355b3678a have ε = 2"),
         ({"max_evaluations": 4}, {"evaluations": 5}, "max_evaluations: the job evaluates 5 times on this party's own"),
@@ -249,7 +250,8 @@ def test_only_noise_that_hides_this_party_counts_as_its_own(noise: tuple[Event, 
         {"servers": ("abc",)}, {"servers": ("here:7000",)}, {"servers": ("hub abc",)},
         {"servers": ("hub abc of the registry",)}, {"methods": ("fedavg",)}, {"models": ("f00",)},
         {"min_cohort": 8}, {"max_epsilon_job": 2.0}, {"max_epsilon_month": 2.0}, {"max_bytes": 10_000},
-        {"max_rounds": 10}, {"hours": "12:00-12:01"}, {"max_epsilon": 2.0}, {"jobs": ("", "x")}, {"delta": 0.1},
+        {"max_rounds": 10}, {"hours": "12:00-12:01"}, {"max_epsilon": 2.0}, {"jobs": ("", "x")}, {"jobs": ("any",)},
+        {"delta": 0.1},
     ],
 )  # fmt: skip
 def test_a_limit_that_is_just_met_allows(limits: Any) -> None:
@@ -264,6 +266,21 @@ def test_the_month_adds_up() -> None:
     assert not allows(policy, before=Before(month=float("nan")))
     assert allows(policy, before=Before(ever=99.0))
     assert not allows(Policy(max_epsilon=8.0), before=Before(ever=8.001))
+    assert not allows(Policy(max_epsilon_job=8.0), before=Before(alike=8.001))
+    said = refuses(Policy(max_epsilon_job=8.0), before=Before(alike=9.0))
+    assert "with others of the same method and channel, this job has ε = 9" in said
+
+
+def test_another_job_than_before_needs_a_person() -> None:
+    """Any difference counts, in a text that says the same too: its hash is what was read and agreed to."""
+    before = Before(agreed=frozenset({"f00"}))
+    assert allows(Policy(), replace(JOB, job="f00"), before=before)
+    said = refuses(Policy(), replace(JOB, job="f01"), before=before)
+    assert 'a changed job is a new consent; read what it does, then say jobs = ["f01"], or jobs = "any"' in said
+    for jobs in (("f01",), ("any",)):
+        assert allows(Policy(jobs=jobs), replace(JOB, job="f01"), before=before)
+    assert not allows(Policy(jobs=("f01",)), replace(JOB, job="f00"), before=before)
+    assert Policy.parse('jobs = "any"').jobs == ("any",)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +433,7 @@ JOBS = st.builds(
 MOMENTS = st.datetimes(min_value=datetime(2024, 1, 1), max_value=datetime(2026, 1, 1))
 SPENT = st.builds(
     Before, st.integers(0, 9), st.integers(0, 9), st.integers(0, 999), st.none() | st.floats(0, 20),
-    st.none() | st.floats(0, 20),
+    st.none() | st.floats(0, 20), st.none() | st.floats(0, 20), st.just(frozenset()),
 )  # fmt: skip
 
 
@@ -464,7 +481,7 @@ def test_a_job_that_asks_for_more_is_never_allowed_where_less_is_refused(
     grown = replace(
         job, rounds=job.rounds + more, up=job.up + size, epsilon=None if job.epsilon is None else job.epsilon + epsilon
     )
-    more_spent = [None if spent is None else spent + epsilon for spent in before[3:]]
+    more_spent = [None if spent is None else spent + epsilon for spent in before[3:6]]
     if allows(policy, grown, now, Before(before.rounds + more, before.evaluations, before.bytes + size, *more_spent)):
         assert allows(policy, job, now, before)
 

@@ -46,7 +46,7 @@ from atoll.runtimes.network.server.hub import Hub
 from atoll.runtimes.network.server.serve import remote
 from atoll.runtimes.network.server.store import Store
 from atoll.runtimes.network.transport import ServerTransport
-from atoll.runtimes.network.trust.tls import Insecure
+from atoll.runtimes.network.trust.tls import Insecure, ServerTLS
 
 RECIPE = {"use": "digits", "clients": 3}
 MINE = {**RECIPE, "party": 0}
@@ -83,13 +83,15 @@ class Journal:
 
 
 @contextmanager
-def serving(folder: Path, job: atoll.Job = JOB, address: str = "127.0.0.1:0") -> Iterator[Asking]:
+def serving(
+    folder: Path, job: atoll.Job = JOB, address: str = "127.0.0.1:0", side: ServerTLS | None = None, party: str = "ada"
+) -> Iterator[Asking]:
     """A server with a folder of its own, in which questions are numbered from the first."""
     folder.mkdir()
     data, notes = build(RECIPE), list[Note]()
     made, text = assemble(job, remote(data, [9] * 3), world=World.real(0)), text_of(job)
     with Store(folder) as store:
-        store.enrol([("ada", "key"), ("ben", "of ben"), ("cleo", "of cleo")])  # of whom the first comes
+        store.enrol([(party, "key"), ("ben", "of ben"), ("cleo", "of cleo")])  # of whom the first comes
         store.create("run")
         store.move("run", "running")
         hub = Hub(
@@ -97,7 +99,7 @@ def serving(folder: Path, job: atoll.Job = JOB, address: str = "127.0.0.1:0") ->
             data=summary_of(data).sample, classes=10, job=text, manifest=agreement_of(text),
             roster=lambda: {m.name: m.key for m in store.members()}, times=TIMES,
         )  # fmt: skip
-        server = ServerTransport(address, Insecure("server"), hub, times=TIMES, folder=folder)
+        server = ServerTransport(address, side or Insecure("server"), hub, times=TIMES, folder=folder)
         method, program = made.program.method, made.program
         body = question_of(method, method.init(program.world, Population(program.sizes)), 0, {})
         yield Asking(hub, dict(body), server.start(), notes)
@@ -153,7 +155,7 @@ def test_the_month_is_counted_on_across_restarts_of_both_sides(tmp_path: Path, a
     (cost,) = assessed(job).costs.values()
     three, four = (epsilon({cost: n}, 1e-5) for n in (3, 4))
     assert four < 2 * epsilon({cost: 2}, 1e-5)  # composed, not added up
-    policy = Policy(max_epsilon_month=(three + four) / 2, data=MINE, dataset="wards")
+    policy = Policy(max_epsilon_month=(three + four) / 2, data=MINE, dataset="wards", jobs=("any",))
     account, month = account_of(policy, ada.folder), f"{datetime.now().astimezone():%Y-%m}"
     account.add("another job", month, Tally(costs=Counter({cost: 1})))
     with serving(tmp_path / "one", job) as server:
@@ -226,7 +228,7 @@ def test_a_training_that_hangs_is_given_up_in_time_and_the_next_question_answere
 def test_a_server_that_comes_back_as_another_one_is_looked_at_anew(tmp_path: Path, ada: Ada) -> None:
     with serving(tmp_path / "one") as server:
         address = server.address
-        party = ada.join(address, Policy(allow_plain=True, max_rounds=10, data=MINE))
+        party = ada.join(address, Policy(allow_plain=True, max_rounds=10, data=MINE, jobs=("any",)))
         first = server.ask()
     with serving(tmp_path / "two", address=address) as server:  # the same job, and again a first question
         other = server.ask(more=0.5)

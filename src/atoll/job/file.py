@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -248,6 +249,16 @@ def to_table(job: Job, data: Mapping[str, object], seed: int) -> dict[str, objec
     said |= {} if job.min_parties is None else {"min_parties": job.min_parties}
     said |= {"extra_answers": job.extra_answers} if job.extra_answers else {}
     return {**said, "required": list(job.required)} if job.required else said
+
+
+def substance_of(job: Job | RoleJob) -> bytes:
+    """Hash what a job asks of a party: its method and channel, or its program.
+
+    Another name, seed, select or number of rounds, other stops and other words around them make it no other.
+    """
+    if isinstance(job, RoleJob):
+        return sha256(dumps({"program": table(job.program)}).encode()).digest()
+    return sha256(dumps({"method": table(job.method), **_channel_table(job.channel)}).encode()).digest()
 
 
 def _channel_table(channel: Channel) -> dict[str, object]:

@@ -41,7 +41,6 @@ from atoll.runtimes.network.party.join import (
     Changed,
     Declined,
     Party,
-    check_now,
     sides_of,
 )
 from atoll.runtimes.network.party.line import calling, in_hours, parties_of, place_of, said, until_over, welcomed
@@ -119,7 +118,7 @@ def edge(
             check_edge(assembled(session, data_of(session))[0], policy)
             budget = JobBudget(account, policy, assessed, welcome.manifest.hex())
             say(assessed.words)
-            check_now(budget, assessed.manifest)
+            budget.agree(assessed.manifest)
             sides = sides_of(policy, welcome, assessed, credentials, name, folder, session)
             audit.append("joined", server=parent, job=welcome.manifest.hex())
             return _Agreed(welcome, session, budget, sides)

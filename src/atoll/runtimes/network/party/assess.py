@@ -23,7 +23,7 @@ from atoll.data.federated import Federated, Silos
 from atoll.data.schema import TableSchema
 from atoll.job.assemble import Assembled, agreement_of, assemble, summary_of
 from atoll.job.catalogue import name_of
-from atoll.job.file import parse
+from atoll.job.file import JobFile, parse, substance_of
 from atoll.privacy.account import epsilon_of, in_epsilon
 from atoll.privacy.events import Spend
 from atoll.privacy.ledger import example_spend, own_spend
@@ -82,13 +82,13 @@ def data_of(session: Session) -> Federated:
     return replace(mine, classes=session.classes)
 
 
-def assembled(session: Session, data: Federated) -> tuple[Assembled, Federated, int]:
+def assembled(session: Session, data: Federated) -> tuple[Assembled, Federated, JobFile]:
     """Everybody else is taken to be like this party: what a job spends and sends does not depend on their sizes."""
     said = parse(session.job, "the server's job", local=False, parts=session.policy.parts)
     sizes = [max(int(data.train.sizes[0]), 1)] * max(session.parties, session.number + 1)
     everybody, world = remote(data, sizes), session.world(said.seed)
     made = assemble(said.job, everybody, said.seed, world=world, agreement=agreement_of(session.job))
-    return made, everybody, said.seed
+    return made, everybody, said
 
 
 def worker_of(session: Session) -> Worker:
@@ -123,7 +123,7 @@ def summary(recipe: Mapping[str, object]) -> OwnSummary:
 def assess(session: Session, server: str, address: str) -> Assessment:
     """Work out what a job would do to this party: what is asked, what it costs, reveals and spends."""
     data = data_of(session)
-    made, everybody, seed = assembled(session, data)
+    made, everybody, said = assembled(session, data)
     job, program = made.job, made.program
     questions = made.questions(len(everybody))
     costs = _costs(made, int(data.train.sizes[0]), session.policy.delta)
@@ -147,13 +147,14 @@ def assess(session: Session, server: str, address: str) -> Assessment:
         asks=_asks(made) or answers, fixed=bool(_asks(made)), evaluations=evaluations,
         batch=min(map(len, batches), default=0),
         examples=int(data.train.sizes[0]), job=agreement_of(session.job).hex(),
+        substance=substance_of(said.job).hex(),
     )  # fmt: skip
     conversations = {
         phase: (exchange.combine, exchange.wire)
         for phase, exchange in program.conversations.items()
         if f"{phase}/contribute" not in questions
     }
-    words = [explain(job, everybody, seed, world=program.world, own=True), _own_words(session.policy, manifest)]
+    words = [explain(job, everybody, said.seed, world=program.world, own=True), _own_words(session.policy, manifest)]
     words.append(f"in a policy\n  this job is {manifest.job}\n  this model is {manifest.model}")
     # A hidden sum that was cut short is worked out anew, while the same plain question has the same answer.
     most = evaluations if program.evaluating is None else OFTEN * evaluations

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from atoll.runtimes.network.party.audit import AuditLog
-from atoll.runtimes.network.party.policy import Before, NotAllowed, Policy
+from atoll.runtimes.network.party.policy import Before, Manifest, NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment
 from atoll.runtimes.network.party.spending import UNLIMITED, DataAccount, Spending, Tally, epsilon
 
@@ -56,13 +56,26 @@ class JobBudget:
     def month(self) -> str:
         return f"{self.clock():%Y-%m}"
 
-    def before(self) -> Before:
-        """Return what was given before, to judge the job by."""
-        spending = self.account.read()
+    @property
+    def substance(self) -> str:
+        return self.assessed.manifest.substance
+
+    def agree(self, manifest: Manifest) -> None:
+        """Agree to the job, which is written down, or refuse what the policy forbids at this moment."""
+
+        def check(spending: Spending) -> None:
+            self.policy.check(manifest, now=self.clock(), before=self.before(spending))
+
+        self.account.agree(self.job, self.substance, check)
+
+    def before(self, spending: Spending) -> Before:
+        """Return what was given and agreed to before, to judge the job by."""
         others = spending.of(but=self.job)
-        month, plan = spending.of(month=self.month, but=self.job), self.assessed.plan
-        spent = (epsilon(tally.costs + plan, self.policy.delta) for tally in (month, others))
-        return Before(others.rounds, others.evaluations, others.bytes, *spent)
+        month, alike = spending.of(month=self.month, but=self.job), spending.of(but=self.job, like=self.substance)
+        spent = [epsilon(tally.costs + self.assessed.plan, self.policy.delta) for tally in (month, others, alike)]
+        return Before(
+            others.rounds, others.evaluations, others.bytes, spent[0], spent[1], spent[2], frozenset(spending.agreed)
+        )
 
     def allow(self, what: str, evaluates: bool) -> None:
         """Refuse one answer too many, before it is worked out."""
@@ -106,8 +119,8 @@ class JobBudget:
             )
         self._at_most("max_rounds", policy.max_rounds, ever.rounds, "answers of this data set")
         self._at_most("max_evaluations", policy.max_evaluations, ever.evaluations, "evaluations on this data set")
-        month = spending.of(month=self.month)
-        limits = (("job", policy.max_epsilon_job, mine), ("month", policy.max_epsilon_month, month))
+        month, alike = spending.of(month=self.month), mine + spending.of(but=self.job, like=self.substance)
+        limits = (("job", policy.max_epsilon_job, alike), ("month", policy.max_epsilon_month, month))
         for name, limit, tally in (*(("_" + n, x, y) for n, x, y in limits), ("", policy.max_epsilon, ever)):
             if limit is not None and epsilon(tally.costs, policy.delta) > limit:
                 raise NotAllowed(

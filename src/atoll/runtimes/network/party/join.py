@@ -55,7 +55,7 @@ from atoll.runtimes.network.party.line import (
     welcomed,
 )
 from atoll.runtimes.network.party.memory import OwnMemory
-from atoll.runtimes.network.party.policy import Manifest, NotAllowed, Policy
+from atoll.runtimes.network.party.policy import NotAllowed, Policy
 from atoll.runtimes.network.party.session import Assessment, OwnSummary, Session
 from atoll.runtimes.network.transport import PartyTransport
 from atoll.runtimes.network.trust.tls import Unknown
@@ -139,7 +139,7 @@ def join(
                 assessed = alive(work, partial(transport.hello, hello), times.silence / 3)
             budget = JobBudget(account, policy, assessed, welcome.manifest.hex())
             say(assessed.words)
-            check_now(budget, assessed.manifest)
+            budget.agree(assessed.manifest)
             sides = sides_of(policy, welcome, assessed, credentials, name, folder, session)
             audit.append("joined", server=address, job=welcome.manifest.hex())
             party = Party(transport, hello, welcome, session, budget, sides, folder, audit, times, say)
@@ -147,11 +147,6 @@ def join(
                 return party.take_part(stop)
             except Changed as reason:
                 say(str(reason))
-
-
-def check_now(budget: JobBudget, manifest: Manifest) -> None:
-    """Refuse a job that the policy forbids at this moment, after what the data set has given to others."""
-    budget.policy.check(manifest, now=datetime.now().astimezone(), before=budget.before())
 
 
 def _summary(recipe: Mapping[str, object]) -> OwnSummary:

@@ -34,7 +34,6 @@ from atoll.runtimes.network.party.join import (
     Changed,
     Declined,
     Party,
-    check_now,
     own_roster,
 )
 from atoll.runtimes.network.party.line import alive, calling, place_of, said, until_over, welcomed
@@ -84,13 +83,14 @@ def join_roles(
                 work = partial(child.do, _consider, session, within=PATIENCE)
                 considered = alive(work, partial(transport.hello, hello), times.silence / 3)
             budget = JobBudget(account, policy, _assessed(considered), welcome.manifest.hex())
-            check = partial(check_now, budget)
             say(considered.words)
-            check(considered.manifest)
+            budget.agree(considered.manifest)
             context = _context(policy, welcome, considered, credentials)
             audit.append("joined", server=address, job=welcome.manifest.hex(), role=considered.role)
             memory = RoleMemory(folder / "memory" / _run_name(welcome), policy.max_memory)
-            with closing(RoleDesk(session, context, memory, check, folder, partial(transport.hurry, 30.0))) as desk:
+            with closing(
+                RoleDesk(session, context, memory, budget.agree, folder, partial(transport.hurry, 30.0))
+            ) as desk:
                 party = Party(transport, hello, welcome, session, budget, {}, folder, audit, times, say, desk)
                 try:
                     return party.take_part(stop or threading.Event())

@@ -70,6 +70,7 @@ class Manifest:
     evaluations: int = 0  # at most, on this party's own test data
     examples: int = 0  # that this party trains on
     job: str = ""  # the hash of its text
+    substance: str = ""  # the hash of what it asks, whatever it is called and however often it does
 
     def __post_init__(self) -> None:
         for name, least in (("parameters", 0), ("rounds", 1), ("cohort", 1), ("up", 0), ("down", 0)):
@@ -83,7 +84,8 @@ class Manifest:
         if self.against not in SERVERS:
             raise ValueError(f"against={self.against!r}: a manifest says one of {SERVERS}")
         # These words come from a peer and are shown in sentences.
-        words = (self.server, self.method, self.model, self.combine, self.address, self.role, self.job)
+        words = (self.server, self.method, self.model, self.combine, self.address, self.role, self.job,
+                 self.substance)  # fmt: skip
         for word in (*words, *self.metrics, *self.partners):
             if not (isinstance(word, str) and len(word) <= _WORD and word.isprintable()):
                 raise ValueError(
@@ -123,9 +125,8 @@ class Manifest:
 
 
 class Before(NamedTuple):
-    """What this party's data set has given to other jobs; and its ε of this month and of ever with a job in it, whole.
-
-    None: that of the job alone.
+    """What this party's data set has given to other jobs; its ε of this month, of ever and of jobs that ask the same,
+    with a job in it, whole (None: that of the job alone); and the jobs that were agreed to.
     """
 
     rounds: int = 0
@@ -133,6 +134,8 @@ class Before(NamedTuple):
     bytes: int = 0
     month: float | None = None
     ever: float | None = None
+    alike: float | None = None
+    agreed: frozenset[str] = frozenset()
 
 
 NOTHING_BEFORE = Before()
@@ -161,7 +164,8 @@ class Policy:
     max_epsilon_month: float | None = None  # of the data set, over all jobs
     dataset: str | None = None  # the name that limits belong to; None: by the digest of `data`
     accounts: str | None = None  # the folder of what data sets have given; None: "accounts", beside the party's folder
-    jobs: tuple[str, ...] | None = None  # hashes of the job texts that this party agrees to; None: any within limits
+    # Hashes of the job texts that this party agrees to, or "any"; None: what the data set is asked for first.
+    jobs: tuple[str, ...] | None = None
     roles: tuple[str, ...] | None = None  # that this party plays; None: any
     partners: tuple[str, ...] | None = None  # names that may play the other roles; None: any of this party's roster
     max_bytes: int | None = None  # of the data set, over all jobs, both ways
@@ -245,6 +249,7 @@ class Policy:
     def objections(self, manifest: Manifest, *, now: datetime, before: Before = NOTHING_BEFORE) -> Iterator[str]:
         """Say all that this policy has against a job, a sentence each."""
         yield from self._who(manifest)
+        yield from self._consent(manifest, before)
         yield from self._protection(manifest)
         yield from self._sums(manifest)
         yield from self._epsilon(manifest, before)
@@ -261,9 +266,6 @@ class Policy:
             yield self._says("servers", f"{job.server or job.address} is not among those allowed", "add its key")
         if self.methods is not None and job.method not in self.methods:
             yield self._says("methods", f"{job.method} is not among those allowed", "add it")
-        if self.jobs is not None and job.job not in self.jobs:
-            fact = f"this party has not agreed to the job {job.job}"
-            yield self._says("jobs", fact, "read what it does, then add its hash")
         if self.models is not None and job.model not in self.models:
             yield self._says("models", f"the schema {job.model} is not among those allowed", "add its hash")
         if self.roles is not None and job.role and job.role not in self.roles:
@@ -272,6 +274,15 @@ class Policy:
         if strangers:
             fact = f"{strangers[0]} plays another role of the job, and is not among those allowed"
             yield self._says("partners", fact, "add its name")
+
+    def _consent(self, job: Manifest, before: Before) -> Iterator[str]:
+        if self.jobs is not None and not {job.job, ANY} & {*self.jobs}:
+            fact = f"this party has not agreed to the job {job.job}"
+            yield self._says("jobs", fact, "read what it does, then add its hash")
+        if self.jobs is None and before.agreed and job.job not in before.agreed:
+            fact = f"{self.dataset_name} has agreed to another job before, and a changed job is a new consent"
+            remedy = f'read what it does, then say jobs = ["{job.job}"], or jobs = "any" for all within these limits'
+            yield self._says("jobs", fact, remedy)
 
     def _protection(self, job: Manifest) -> Iterator[str]:
         if job.plain and job.role and not self.allow_plain:
@@ -318,10 +329,11 @@ class Policy:
             )
             yield self._says("delta", fact, f"say delta = {0.1 / job.examples:.1g}, or less")
         alone = inf if job.epsilon is None else job.epsilon
-        month, ever = (alone if one is None else one for one in (before.month, before.ever))
+        month, ever, alike = (alone if one is None else one for one in (before.month, before.ever, before.alike))
+        same = "this job has" if alike == alone else "with others of the same method and channel, this job has"
         remedy = "ask for fewer rounds or more noise of the parties"
         for key, epsilon, limit, whose in (
-            ("max_epsilon_job", alone, self.max_epsilon_job, "this job has"),
+            ("max_epsilon_job", alike, self.max_epsilon_job, same),
             (
                 "max_epsilon_month",
                 month,
@@ -392,7 +404,7 @@ def _value(key: str, value: object) -> object:
     """Turn what TOML has into what the field holds; what is left to check, the policy checks itself."""
     if key in ("servers", "methods", "models", "roles", "partners", "jobs"):
         if value == ANY:
-            return None
+            return (ANY,) if key == "jobs" else None
         if not isinstance(value, list) or not all(isinstance(v, str) and v and v != ANY for v in value):
             raise BadPolicy(f'{key}={value!r}: a list of names, or "{ANY}"')
         return tuple(value)

@@ -14,7 +14,7 @@ from atoll.crypto.keys import Refused
 from atoll.data.roles import read_role
 from atoll.job.assemble import agreement_of
 from atoll.job.catalogue import name_of
-from atoll.job.file import parse_any
+from atoll.job.file import parse_any, substance_of
 from atoll.job.roles import RoleJob
 from atoll.programs.roles import check_holdings, check_played_by_one, declared, on_wire
 from atoll.report.roles import explain_roles, guessed
@@ -95,7 +95,7 @@ def consider(session: RoleSession) -> Considered:
         server=session.server, method=name_of(job.program), model="", parameters=0, rounds=job.rounds,
         cohort=len(job.roles), combine=name_of(job.program), exposure=max(exposures, key=get_args(Exposure).index),
         up=sum(q.answers.max_bytes * q.times for q in travels), address=session.address, role=role,
-        job=agreement_of(session.job).hex(),
+        job=agreement_of(session.job).hex(), substance=substance_of(job).hex(),
         partners=tuple(name for other, name in job.roles.items() if other != role),
     )  # fmt: skip
     each = sum(question.times for question in contributing)

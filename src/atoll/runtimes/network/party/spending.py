@@ -83,12 +83,17 @@ class Spending:
     """All that a data set has given, by job and calendar month."""
 
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    agreed: dict[str, str] = field(default_factory=dict)  # jobs, and the substance of each
 
-    def of(self, *, job: str | None = None, month: str | None = None, but: str | None = None) -> Tally:
-        """Add up what was given to one job or all, in one month or ever; `but` leaves one job out."""
+    def of(
+        self, *, job: str | None = None, month: str | None = None, but: str | None = None, like: str | None = None
+    ) -> Tally:
+        """Add up what was given to one job or all, in one month or ever; `but` leaves one job out, and `like` those of
+        another substance.
+        """
         found = (
             tally for (one, when), tally in self.tallies.items()
-            if job in (None, one) and month in (None, when) and one != but
+            if job in (None, one) and month in (None, when) and one != but and like in (None, self.agreed.get(one))
         )  # fmt: skip
         return sum(found, Tally())
 
@@ -126,6 +131,15 @@ class DataAccount:
             self._save(spending, sync)
             return spending
 
+    def agree(self, job: str, substance: str, check: Callable[[Spending], None]) -> None:
+        """Write down that a job is agreed to, unless the check refuses it after all that was given and agreed to."""
+        with self._locked():
+            spending = self._load()
+            check(spending)
+            if spending.agreed.get(job) != substance:
+                spending.agreed[job] = substance
+                self._save(spending, sync=True)
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
@@ -150,7 +164,9 @@ class DataAccount:
             said = json.loads(body)
             if said["format"] != FORMAT:
                 raise ValueError
-            return Spending({(job, month): Tally.read(tally) for job, month, tally in said["given"]})
+            given = {(job, month): Tally.read(tally) for job, month, tally in said["given"]}
+            # Whoever gave something had agreed, also before agreements were written down.
+            return Spending(given, dict.fromkeys((job for job, _ in given), "") | dict(said.get("agreed", {})))
         except (ValueError, KeyError, TypeError):
             raise AccountBroken(
                 f"{self.path} is not what was written: bring it back from a backup, or name a new data set in the "
@@ -159,7 +175,8 @@ class DataAccount:
 
     def _save(self, spending: Spending, sync: bool) -> None:
         given = [[job, month, tally.written()] for (job, month), tally in spending.tallies.items()]
-        body = json.dumps({"format": FORMAT, "dataset": self.name, "given": given}, allow_nan=False).encode()
+        text = json.dumps({"format": FORMAT, "dataset": self.name, "agreed": spending.agreed, "given": given})
+        body = text.encode()
         try:
             replace_file(self.path, sha256(body).hexdigest().encode() + b"\n" + body, mode=0o600, sync=sync)
         except OSError as error:
