@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
 from atoll.core.effects import Replies
+from atoll.core.errors import AtollError
 from atoll.core.method import Evaluation, Method, codec_of, seeing
-from atoll.core.party import NOTHING, Group, Handler, Memory
+from atoll.core.party import NOTHING, Group, Handler, Memory, Remembered
 from atoll.core.question import Layout, Leaf, Question, Range
 from atoll.core.tree import Array, Schema, Tree, flatten
 from atoll.core.wire import EncodeContext, Stage, Wire
 from atoll.metrics import Metric, better, layouts, spread, totals, values
+from atoll.stages.noise import add_noise
 
 LOCAL = "evaluate/local"  # the question for a party's own sums
 HIDDEN_LOCAL = "evaluate.local"  # the phase in which a hidden sum adds them
 MAX_COUNT = 1e12  # of an evaluation's sums that count something
+MAX_LOSS = 1e3  # mean of a sum that counts nothing, where a loss is that of classes: e^-1000 is no probability any more
+EXAMPLE = 10.0  # most that one example adds to a sum that counts nothing, where noise hides it
+
+
+class Disclosure(NamedTuple):
+    """How a party tells sums over its own test data: with noise of `multiplier` times what one example can change, and
+    in multiples of `step`; 0: without.
+    """
+
+    step: int = 0
+    multiplier: float = 0.0
+
+
+AS_THEY_ARE = Disclosure()
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleRows:
+    """Single rows of samples, each as if it were of a party of its own."""
+
+    x: Array
+    y: Array
+    offsets: Array
+    index: Array
 
 
 @dataclass(frozen=True)
@@ -27,7 +55,7 @@ class Evaluate(Handler):
     method: Method
     split: str = "test"
     metrics: tuple[Metric, ...] = ()
-    step: int = 0  # sums are rounded to multiples of it; 0: told as they are
+    told: Disclosure = AS_THEY_ARE
 
     @property
     def group_size(self) -> int:
@@ -35,6 +63,12 @@ class Evaluate(Handler):
         return 1 if self.split == "test" else 250
 
     def __call__(self, body: Tree, group: Group) -> tuple[Tree, Memory]:
+        step, multiplier = self.told
+        sums = self._noised(body, group, multiplier) if multiplier else self._sums(body, group)
+        # Rounding never falls as its input grows, so that no count gets above "n".
+        return {n: np.round(x / step) * step for n, x in sums.items()} if step else sums, NOTHING
+
+    def _sums(self, body: Tree, group: Group) -> dict[str, Array]:
         mine, model = seeing(group, group.memory.part("method/"), ""), body["broadcast"]
         sums = dict(self.method.evaluate(model, mine))
         if self.metrics:
@@ -42,9 +76,42 @@ class Evaluate(Handler):
             y, party = group.samples.y[group.rows[real]], np.repeat(np.arange(len(group)), group.size)
             scores = self.method.scores(model, mine)
             sums = {**totals(self.metrics, scores, y, party, len(group), self.method.padding), **sums}
-        told = {name: np.asarray(leaf, np.float64) for name, leaf in sums.items()}
-        # Rounding never falls as its input grows, so that no count gets above "n".
-        return {n: np.round(x / self.step) * self.step for n, x in told.items()} if self.step else told, NOTHING
+        return {name: np.asarray(leaf, np.float64) for name, leaf in sums.items()}
+
+    def _noised(self, body: Tree, group: Group, multiplier: float) -> dict[str, Array]:
+        """Hide single examples. Whatever the model is, one adds at most its bound to each of k sums: in units of these
+        bounds it has at most the length √k, which the noise is a multiple of.
+        """
+        counts = ("n",) if self.method.evaluation is None else self.method.evaluation.counts
+        told = []
+        for one in map(group.only, range(len(group))):
+            rows = max(prod(one.samples.y.shape[1:]), 1)  # an example of a sequence counts once for each position
+            each = self._sums(body, _examples(one)) if one.size[0] else self._sums(body, one)
+            bounds = {name: rows * (1.0 if name in counts else EXAMPLE) for name in each}
+            # What is no number counts as nothing.
+            parts = {n: np.nan_to_num(np.clip(x / bounds[n], -1.0, 1.0)).sum(axis=0) for n, x in each.items()}
+            flat = np.concatenate([np.ravel(part) for part in parts.values()])
+            source = one.world.private("evaluation noise", one.t, int(one.me[0]))
+            noisy = add_noise(flat, multiplier * sqrt(len(flat)), source)
+            ends = np.cumsum([np.size(part) for part in parts.values()])[:-1]
+            shaped = zip(parts.items(), np.split(noisy, ends), strict=True)
+            told.append({name: bounds[name] * leaf.reshape(part.shape) for (name, part), leaf in shaped})
+        sums = {name: np.stack([one[name] for one in told]) for name in told[0]}
+        n = np.maximum(sums["n"], 0.0)
+        return {name: np.clip(leaf, 0.0, n) if name in counts else leaf for name, leaf in sums.items()}
+
+
+def _examples(group: Group) -> Group:
+    """Take every example of a party for a party of its own, which remembers the same."""
+    rows, memory = group.rows[0, : group.size[0]], group.memory
+    n = len(rows)
+    again = (
+        {name: np.repeat(leaf, n, axis=0) for name, leaf in part.items()} for part in (memory.leaves, memory.present)
+    )
+    return replace(
+        group, me=np.repeat(group.me, n), samples=ExampleRows(group.samples.x, group.samples.y, np.arange(n + 1), rows),
+        at=np.arange(n), memory=Remembered(np.repeat(memory.known, n), *again), cache=(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,9 +184,25 @@ def _sum_leaf(name: str, shape: tuple[int, ...], counts: Sequence[str]) -> Leaf:
     return Leaf("float64", (1, *shape), range=count, within="n" if name in counts and name != "n" else None)
 
 
-def total_values(total: Array, evaluation: Evaluation) -> dict[str, float]:
-    """Turn the total of all parties' sums into metrics."""
-    sums = {name: total[start:stop].reshape(shape) for name, start, stop, shape in schema_of(evaluation).slots()}
+class Unevaluated(AtollError, ValueError):
+    """A hidden sum of scores that says nothing: nobody is in it, or more than there is."""
+
+    code = "unevaluated"
+
+
+def total_values(total: Array, evaluation: Evaluation, declared: Array | None = None) -> dict[str, float]:
+    """Turn the total of all parties' sums into metrics. Who of them lies cannot be seen; that somebody does, can.
+
+    `declared` are the samples that each of them said it has, where all did.
+    """
+    slots = schema_of(evaluation).slots()
+    sums = {name: total[start:stop].reshape(shape) for name, start, stop, shape in slots}
+    if declared is not None and declared.all() and sums["n"] > declared.sum():
+        raise Unevaluated(
+            f"the parties of this sum count {float(sums['n']):,.0f} test samples, and have declared "
+            f"{int(declared.sum()):,} samples in all: one of them lies, or test sets are larger than training sets"
+        )
+    sums = _within(sums, evaluation)
     return {name: float(value) for name, value in evaluation.values(sums).items()}
 
 
@@ -132,7 +215,7 @@ def summarise(
     """
     sums = {name: np.asarray(replies.each[name], np.float64) for name in evaluation.sums}
     if declared is not None:
-        sums = _capped(sums, declared[replies.parties])
+        sums = _within(_capped(sums, declared[replies.parties]), evaluation)
     some = np.flatnonzero(sums["n"] > 0)
     metrics = evaluation.values({name: leaf.sum(axis=0) for name, leaf in sums.items()})
     name = next(iter(evaluation.better))
@@ -143,6 +226,15 @@ def summarise(
         shown = np.linspace(0, len(score) - 1, min(len(score), 500)).astype(int)
         parties["each"] = [round(float(v), 4) for v in np.sort(score)[shown]]
     return {name: float(value) for name, value in metrics.items()}, parties
+
+
+def _within(sums: Mapping[str, Array], evaluation: Evaluation) -> dict[str, Array]:
+    """Let counts be between nothing and "n", and the loss of classes within what a loss can be."""
+    n = np.maximum(sums["n"], 0.0)
+    found = {**sums, **{name: np.clip(sums[name], 0.0, n) for name in evaluation.counts if name in sums}}
+    if "correct" in evaluation.sums and "loss" in sums:  # of real targets nobody knows how large it can be
+        found["loss"] = np.clip(sums["loss"], -MAX_LOSS * n, MAX_LOSS * n)
+    return found
 
 
 def _capped(sums: Mapping[str, Array], declared: Array) -> dict[str, Array]:

@@ -33,10 +33,13 @@ from atoll.core.wire import Codec, Combine, DecodeContext, Gather, Mismatch, Set
 from atoll.core.world import World
 from atoll.metrics import Metric
 from atoll.programs.evaluate import (
+    AS_THEY_ARE,
     HIDDEN_LOCAL,
     LOCAL,
+    Disclosure,
     Evaluate,
     EvaluateHidden,
+    Unevaluated,
     evaluation_question,
     hidden_questions,
     schema_of,
@@ -96,7 +99,7 @@ class Federate(Program):
     evaluating: Exchange | None = None  # how sums over own test data travel, where a hidden sum adds them
     spent: Callable[..., Mapping[str, Any]] | None = None  # what so many asks spend
     quorum: Quorum | None = None  # below which a round does not count; None: what was asked counts
-    rounded: int = 0  # sums over own test data are told in multiples of it; 0: as they are
+    told: Disclosure = AS_THEY_ARE  # how sums over own test data are told
     declared: Array | None = None  # samples that each party said it has; None where they are known
 
     @property
@@ -187,9 +190,9 @@ class Federate(Program):
             f"{name}/contribute": Contribute(self.method, name, exchange.stages, exchange.start)
             for name, exchange in self.exchanges.items()
         }
-        rounded = {"local": self.rounded}
+        told = {"local": self.told}
         found |= {
-            f"evaluate/{split}": Evaluate(self.method, split, self.metrics, rounded.get(split, 0))
+            f"evaluate/{split}": Evaluate(self.method, split, self.metrics, told.get(split, AS_THEY_ARE))
             for split in self.splits
         }
         if (hidden := self.evaluating) is not None and self.evaluation is not None:
@@ -426,13 +429,13 @@ async def _evaluate(plan: Federate, run: _Run, parties: Cohort, world: World) ->
     for split in plan.splits:
         if split == "local" and plan.evaluating is not None:
             total, replies = await plan.evaluating.gather(parties, body, None)
-            if not len(replies):
-                why = replies.facts.get("aborted", "nobody answered")
-                await note("unevaluated", round=history.rounds, split=split, why=why)
-                continue
-            context = DecodeContext(len(replies), world, history.t)
-            metrics = total_values(plan.evaluating.codec.decode(total, {}, context).x, plan.evaluation)
             spread: dict[str, object] = {"parties": len(replies)}
+            try:
+                context = DecodeContext(len(replies), world, history.t)
+                metrics = _hidden_values(plan, plan.evaluating, plan.evaluation, total, replies, context)
+            except Unevaluated as reason:
+                await note("unevaluated", round=history.rounds, split=split, why=str(reason))
+                continue
         else:
             replies = await ask(parties if split == "local" else np.arange(plan.parts), f"evaluate/{split}", body)
             if not len(replies):
@@ -445,6 +448,21 @@ async def _evaluate(plan: Federate, run: _Run, parties: Cohort, world: World) ->
         await note("evaluation", round=history.rounds, split=split, **metrics, **spread, **spent)
     curves = {m: (*history.curves.get(m, ()), (history.rounds, v)) for m, v in seen.items()}
     return run._replace(history=replace(history, curves={**history.curves, **curves}), unseen=False)
+
+
+def _hidden_values(
+    plan: Federate,
+    exchange: Exchange,
+    evaluation: Evaluation,
+    total: Array,
+    replies: Replies,
+    context: DecodeContext,
+) -> dict[str, float]:
+    """Read the total of a hidden sum over own test data."""
+    if not len(replies):
+        raise Unevaluated(str(replies.facts.get("aborted", "nobody answered")))
+    sums = exchange.codec.decode(total, {}, context).x
+    return total_values(sums, evaluation, None if plan.declared is None else plan.declared[replies.parties])
 
 
 def _evaluation_bytes(plan: Federate, replies: Replies) -> dict[str, Any]:

@@ -65,7 +65,8 @@ class TrainLoss(Stage):
             return Coded(rows, memory)
 
         def decode(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
-            return Coded(x[:-1], memory, {"train_loss": float(x[-1]) / unit})
+            # No party alone can make the mean larger than the largest loss that counts.
+            return Coded(x[:-1], memory, {"train_loss": min(max(float(x[-1]) / unit, -most), most)})
 
         bound = None if wire.l2 is None else wire.l2 * sqrt(1 + SHARE**2)
         return replace(wire, row=row, l2=bound), Codec(encode, decode)

@@ -25,8 +25,10 @@ from atoll.job.assemble import Assembled, agreement_of, assemble, summary_of
 from atoll.job.catalogue import name_of
 from atoll.job.file import JobFile, parse, substance_of
 from atoll.privacy.account import epsilon_of, in_epsilon
+from atoll.privacy.calibrate import multiplier_for
 from atoll.privacy.events import Spend
 from atoll.privacy.ledger import example_spend, own_spend
+from atoll.programs.evaluate import Disclosure
 from atoll.programs.federate import PARTY, Federate
 from atoll.report.explain import explain
 from atoll.runtimes.local.worker import Worker
@@ -95,7 +97,8 @@ def worker_of(session: Session) -> Worker:
     """Make the worker that trains. Its vectors are shortened to the norm that the party's policy allows."""
     data = data_of(session)
     made, _, _ = assembled(session, data)
-    handlers = dict(replace(made.program, rounded=session.policy.round_metrics or 0).handlers(PARTY, made.agreed))
+    told = Disclosure(session.policy.round_metrics or 0, _metrics_noise(session.policy))
+    handlers = dict(replace(made.program, told=told).handlers(PARTY, made.agreed))
     for name, one in made.program.exchanges.items():
         limited = Contribute(made.job.method, name, one.stages, one.start, max_norm=session.policy.max_norm)
         handlers[f"{name}/contribute"] = limited
@@ -130,7 +133,10 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     told = "local" in program.splits and program.evaluation is not None
     evaluations = 1 + -(-job.rounds // job.eval_every) if told else 0  # before the first round, and after the last
     planned, answers = _answers(made, costs)
-    plan = _plan(planned, answers, costs, session.policy.delta) + Counter({UNLIMITED: evaluations})
+    evaluating = _evaluation_cost(session.policy)
+    # A hidden sum that was cut short is worked out anew, while the same plain question has the same answer.
+    most = evaluations if program.evaluating is None else OFTEN * evaluations
+    plan = _plan(planned, answers, costs, session.policy.delta) + Counter({evaluating: most})
     spent = epsilon(plan, session.policy.delta)
     schemas = [phase.schema for phase in job.method.phases.values()]
     session.policy.check_sizes(parameters=max(schema.size for schema in schemas))
@@ -146,8 +152,7 @@ def assess(session: Session, server: str, address: str) -> Assessment:
         metrics=tuple(program.evaluation.better) if told and program.evaluation else (), address=address,
         asks=_asks(made) or answers, fixed=bool(_asks(made)), evaluations=evaluations,
         batch=min(map(len, batches), default=0),
-        examples=int(data.train.sizes[0]), job=agreement_of(session.job).hex(),
-        substance=substance_of(said.job).hex(),
+        examples=int(data.train.sizes[0]), job=agreement_of(session.job).hex(), substance=substance_of(said.job).hex(),
     )  # fmt: skip
     conversations = {
         phase: (exchange.combine, exchange.wire)
@@ -156,11 +161,23 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     }
     words = [explain(job, everybody, said.seed, world=program.world, own=True), _own_words(session.policy, manifest)]
     words.append(f"in a policy\n  this job is {manifest.job}\n  this model is {manifest.model}")
-    # A hidden sum that was cut short is worked out anew, while the same plain question has the same answer.
-    most = evaluations if program.evaluating is None else OFTEN * evaluations
     return Assessment(
-        manifest, "\n\n".join(words), questions, conversations, answers, planned, costs, plan, most, batches=batches
-    )
+        manifest, "\n\n".join(words), questions, conversations, answers, planned, costs, plan, most, evaluating,
+        batches=batches,
+    )  # fmt: skip
+
+
+def _evaluation_cost(policy: Policy) -> AnswerCost:
+    """Return what an answer about own test data spends."""
+    noise = _metrics_noise(policy)
+    return AnswerCost(example=Spend(noise, unit="example", told=True)) if noise else UNLIMITED
+
+
+def _metrics_noise(policy: Policy) -> float:
+    """Return the noise of an answer about own test data, in units of what one example can change; 0: none."""
+    if policy.epsilon_metrics is None:
+        return 0.0
+    return multiplier_for(policy.epsilon_metrics, policy.delta, 1, sampling="none", unit="example")
 
 
 def _asks(made: Assembled) -> int:
@@ -219,10 +236,16 @@ def _own_words(policy: Policy, manifest: Manifest) -> str:
         said = (
             f"at most {in_epsilon(manifest.epsilon)} at delta {policy.delta:g}, after all answers that the job allows"
         )
+    scores = ""
+    if manifest.evaluations and policy.epsilon_metrics is not None:
+        scores = (
+            f"\n  scores on own test data: up to {manifest.evaluations} answers, each with noise that hides one "
+            f"example, epsilon {policy.epsilon_metrics:g} each"
+        )
     return (
         f"this party's own account\n  epsilon: {said}\n  neighbours: zero-out-one; sampling: none claimed; "
         f"accountant: RDP\n  limits of the policy belong to the data set {policy.dataset_name}, over all servers "
-        "and jobs"
+        f"and jobs{scores}"
     )
 
 

@@ -98,7 +98,7 @@ class JobBudget:
 
     def _one(self, what: str, evaluates: bool, spending: Spending) -> Tally:
         if evaluates:
-            return Tally(costs=Counter({UNLIMITED: 1}), evaluations=1)
+            return Tally(costs=Counter({self.assessed.evaluating: 1}), evaluations=1)
         given = spending.of(job=self.job).answers.total()
         cost = self.assessed.costs.get(what, UNLIMITED)
         # A round of a role takes several answers; the first of them begins it.

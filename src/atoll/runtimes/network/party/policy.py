@@ -172,6 +172,7 @@ class Policy:
     max_rounds: int | None = None  # of the data set, over all jobs
     max_evaluations: int | None = None  # of the data set, over all jobs
     round_metrics: int | None = None  # sums over this party's own test data are told in multiples of it
+    epsilon_metrics: float | None = None  # of one answer with them: noise of so much is added to it
     max_parameters: int = 100_000_000
     max_memory: int = 10_000_000_000  # bytes that a method may keep at this party
     max_parties: int = 10_000  # that a server may say there are
@@ -186,7 +187,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         epsilons = ("max_epsilon", "max_epsilon_job", "max_epsilon_month")
-        numbers = dict.fromkeys((*epsilons, "min_noise", "max_norm"), "finite")
+        numbers = dict.fromkeys((*epsilons, "epsilon_metrics", "min_noise", "max_norm"), "finite")
         limits = (*SIZES, "max_bytes", "max_rounds", "max_evaluations", "max_parameters", "max_memory", "round_metrics")
         counts = dict.fromkeys(limits, "whole")
         for key, kind in {**numbers, **counts}.items():
@@ -323,7 +324,8 @@ class Policy:
             yield self._says("whole_batches", fact, remedy)
 
     def _epsilon(self, job: Manifest, before: Before) -> Iterator[str]:
-        if job.epsilon is not None and self.delta * job.examples > 1:
+        noisy_scores = self.epsilon_metrics is not None and job.evaluations > 0
+        if (job.epsilon is not None or noisy_scores) and self.delta * job.examples > 1:
             fact = (
                 f"{self.delta:g} is above one over the {job.examples:,} examples of this party, which may be published"
             )

@@ -13,7 +13,7 @@ from atoll.core.world import World
 from atoll.data.schema import TableSchema
 from atoll.runtimes.local.worker import Worker
 from atoll.runtimes.network.party.policy import Manifest, Policy
-from atoll.runtimes.network.party.spending import AnswerCost
+from atoll.runtimes.network.party.spending import UNLIMITED, AnswerCost
 
 
 class OwnSummary(NamedTuple):
@@ -62,6 +62,7 @@ class Assessment:
     )  # of an answer, by phase; nothing bounds that of others
     plan: Counter[AnswerCost] = field(default_factory=Counter)  # of the whole job, with all that it allows
     evaluations: int = 0  # on this party's own test data, at most
+    evaluating: AnswerCost = UNLIMITED  # what each of them costs
     a_round: int = 1  # answers of a round, as a policy counts rounds
     batches: tuple[tuple[int, ...], ...] = ()  # that cohorts are made of, as the job cuts them
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -134,7 +135,8 @@ def serve(
             hub.renew(made.questions(len(there)))
             quorum = quorum_of(job, {member.name: member.number for member in store.members()})
             hub.require(quorum, made.program.exchanges)
-            declared = np.array([member.samples or 0 for member in store.members()])
+            rows = prod(data.train.y.shape[1:]) if data.kind == "classes" else 1  # positions of a sequence
+            declared = rows * np.array([member.samples or 0 for member in store.members()])
             return replace(made, program=replace(made.program, quorum=quorum, declared=declared)), there
 
         work = partial(_work, hub, store, journal, past, assembled, seed, parties, times)
