@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -88,13 +89,38 @@ select = "all"
 """
 
 
-def test_a_model_of_any_size_in_a_job_is_refused_in_a_sentence_within_the_limits() -> None:
+MODELS = {
+    "mlp": ('{ use = "mlp", hidden = [1000000, 1000000] }', 1_000_076_000_010),
+    "one wide layer": ('{ use = "mlp", hidden = [20000000] }', 1_500_000_010),
+    "cnn": ('{ use = "cnn", channels = [100000, 100000] }', 250_207_505_642),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_any_size_in_a_job_is_refused_by_the_policy_before_any_of_it_is_made(name: str) -> None:
+    """On the old code it was made first, and the memory limit of the child was what refused it."""
+    from atoll.runtimes.network.party.assess import assess
+    from atoll.runtimes.network.party.session import Session
+
+    model, size = MODELS[name]
+    job = HUGE.replace('{ use = "mlp", hidden = [1000000, 1000000] }', model)
+    policy = Policy(allow_plain=True, data={"use": "digits", "clients": 3, "party": 0})
+    tracemalloc.start()
+    try:
+        with pytest.raises(NotAllowed, match=f"max_parameters: the server says {size:,} parameters, and 100,000,000"):
+            assess(Session(policy, job, 0, 3, 10), "", "")
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_larger_model_than_the_memory_holds_is_refused_in_a_sentence_where_the_policy_would_allow_it() -> None:
     from atoll.runtimes.network.party.join import _assess
     from atoll.runtimes.network.party.session import Session
 
-    policy = Policy(allow_plain=True, data={"use": "digits", "clients": 3, "party": 0})
-    said = "max_parameters: the server|assess needs more memory than the 8,000,000,000 bytes"
-    with Subprocess(policy.max_assess_memory) as child, pytest.raises((NotAllowed, TooLarge), match=said):
+    policy = Policy(allow_plain=True, max_parameters=10**13, data={"use": "digits", "clients": 3, "party": 0})
+    said = "assess needs more memory than the 8,000,000,000 bytes"
+    with Subprocess(policy.max_assess_memory) as child, pytest.raises(TooLarge, match=said):
         child.do(_assess, Session(policy, HUGE, 0, 3, 10), "", "", within=120)
 
 

@@ -129,7 +129,7 @@ def assemble(
         check(data)  # refuses it in a sentence
     world = World.simulated(seed) if world is None else world
     summary = summary_of(data)
-    method = _bound(job.method, summary)
+    method = bound_to(job.method, summary)
     _check_metrics(job.metrics, summary)
     evaluation = evaluation_of(method, job.metrics, _outputs(summary))
     _check_phases(job.channel, method)
@@ -162,7 +162,7 @@ def _outputs(summary: DataSummary) -> int:
     return summary.classes or prod(summary.sample.leaves["y"].shape or ())
 
 
-def _bound(method: Method, summary: DataSummary) -> Method:
+def bound_to(method: Method, summary: DataSummary) -> Method:
     """Bind a method to data; what a part says of data that it is not for is a sentence for the user."""
     try:
         bound = method.bind(summary)

@@ -21,7 +21,7 @@ from atoll.core.wire import Event, Mismatch
 from atoll.data.errors import whole
 from atoll.data.federated import Federated, Silos
 from atoll.data.schema import TableSchema
-from atoll.job.assemble import Assembled, agreement_of, assemble, summary_of
+from atoll.job.assemble import Assembled, agreement_of, assemble, bound_to, summary_of
 from atoll.job.catalogue import name_of
 from atoll.job.file import JobFile, parse, substance_of
 from atoll.privacy.account import epsilon_of, in_epsilon
@@ -89,6 +89,9 @@ def assembled(session: Session, data: Federated) -> tuple[Assembled, Federated, 
     said = parse(session.job, "the server's job", local=False, parts=session.policy.parts)
     sizes = [max(int(data.train.sizes[0]), 1)] * max(session.parties, session.number + 1)
     everybody, world = remote(data, sizes), session.world(said.seed)
+    # A model's size follows from its shapes: one that is too large is refused before any of it is made.
+    method = bound_to(said.job.method, summary_of(everybody))
+    session.policy.check_sizes(parameters=max(phase.schema.size for phase in method.phases.values()))
     made = assemble(said.job, everybody, said.seed, world=world, agreement=agreement_of(session.job))
     return made, everybody, said
 
@@ -139,7 +142,6 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     plan = _plan(planned, answers, costs, session.policy.delta) + Counter({evaluating: most})
     spent = epsilon(plan, session.policy.delta)
     schemas = [phase.schema for phase in job.method.phases.values()]
-    session.policy.check_sizes(parameters=max(schema.size for schema in schemas))
     combine, exposure = _weakest(program, questions)
     cut = job.select.batches(len(everybody), program.world)
     batches = () if cut is None else tuple(tuple(map(int, row)) for row in cut)
