@@ -115,7 +115,7 @@ def test_who_takes_part_in_a_hidden_sum_sees_the_cohort_and_no_sampling_is_claim
     assert among is not None
     assert outside is not None
     spend = among.of().spend
-    assert (spend.sampling, spend.rate, among.server) == ("none", 1.0, None)
+    assert (spend.sampling, spend.rate) == ("none", 1.0)
     event = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(spend.multiplier), 20)
     assert among.of().epsilon(20) == pytest.approx(oracle(event, among.of().delta))
     assert (outside.of().spend.sampling, outside.of().spend.rate) == ("poisson", 0.2)  # the server's own secret

@@ -16,7 +16,8 @@ from atoll.core.wire import Mismatch
 from atoll.core.world import World
 from atoll.data.federated import Federated
 from atoll.privacy import Account, Spend
-from atoll.privacy.account import in_words
+from atoll.privacy.account import in_epsilon, in_words
+from atoll.report.privacy import accounts, tiles
 from atoll.testing import check_refusal
 
 METHOD = atoll.FedAvg(atoll.models.softmax(), batch=5, lr=0.1)
@@ -73,21 +74,27 @@ def test_local_noise_claims_nothing_for_sampling(digits: Federated) -> None:
     assert (spend.mechanism, spend.sampling, spend.relation) == ("local", "none", "replace-one")
 
 
-def test_against_the_server_sampling_amplifies_nothing(digits: Federated) -> None:
-    """It knows who took part, so distributed noise has a second account."""
-    run = atoll.simulate(job(*SHARED, combine=atoll.SecureSum(), stop=[atoll.Budget(1e9, 1e-3)]), digits)
-    unsampled = Account(Spend(1.0, population=30), 1e-3)
-    assert run.facts[-1]["epsilon_server"] == unsampled.epsilon(6) > run.facts[-1]["epsilon"]
-    assert run.facts[-1]["epsilon_server_means"]["against"] == "server"
-    assert run.facts[-1]["epsilon_server_means"]["sampling"] == "none"
+def test_the_epsilon_of_a_simulated_hidden_sum_is_the_one_that_holds_against_its_parties(digits: Federated) -> None:
+    """They see the cohort, and so does the server. On the old code the first figure claimed the sampling.
+
+    `explain`, the facts, the report and the same job between real parties say the same.
+    """
+    hidden = job(*SHARED, combine=atoll.SecureSum(), stop=[atoll.Budget(1e9, 1e-3)])
+    run = atoll.simulate(hidden, digits)
+    spent = Account(Spend(1.0, population=30), 1e-3).epsilon(6)
+    assert run.facts[-1]["epsilon"] == spent == run.about["privacy"]["epsilon_planned"]
+    assert run.facts[-1]["epsilon_means"]["sampling"] == "none"
+    assert not [name for name in run.facts[-1] if name.startswith("epsilon_server")]
+    assert f"ε {in_epsilon(spent)}" in tiles(run.about, run.facts)[0][1]
+    assert [account.epsilon for account in accounts(run.about, run.facts)] == [spent]
+    for world in (World.simulated(0), World.real(0)):
+        said = atoll.explain(hidden, digits, world=world)
+        assert f"epsilon {in_epsilon(spent)} after all 6 rounds" in said
+        assert "see who takes part: sampling hides nobody from them" in said
     fixed = atoll.assemble(job(*SHARED, combine=atoll.SecureSum(), select=atoll.Count(9)), digits).ledger
     assert fixed is not None
-    assert fixed.server is not None
-    assert fixed.server.spend == Spend(1.0, "fixed", 1.0, population=30)
-    for stages in (PRIVATE, (*PRIVATE[:2], atoll.Gaussian(1.0, "local"))):
-        ledger = atoll.assemble(job(*stages), digits).ledger
-        assert ledger is not None
-        assert ledger.server is None
+    assert fixed.of().spend == Spend(1.0, "fixed", 1.0, population=30)
+    assert "see who takes part" not in atoll.explain(job(*PRIVATE), digits)
 
 
 def test_a_budget_stops_before_the_round_that_would_overspend(digits: Federated) -> None:
@@ -223,7 +230,7 @@ def test_explain_says_who_sees_what_and_what_it_costs(digits: Federated) -> None
     said = atoll.explain(job(*SHARED, combine=atoll.SecureSum(), stop=[atoll.Budget(50.0, 1e-3)]), digits)
     for words in (
         "simulated", "noisy sum of at least 11 vectors", "fewer than a third", "unit: party", "add-or-remove-one",
-        "Poisson, rate 0.5", "delta: 0.001", "at least 10 parties are in the sum of a round",
+        "sampling hides nobody", "delta: 0.001", "at least 10 parties are in the sum of a round",
         "assuming at most 0 corrupt", "noise is simulated", "budget", "modulo 2^32",
     ):  # fmt: skip
         assert words in said, words

@@ -308,9 +308,10 @@ def _ledger(job: Job, exchanges: Mapping[str, Exchange], sizes: Array) -> tuple[
     """Open the accounts of a job, and tell its budgets of them."""
     noise = {name: exchange.wire.noise for name, exchange in exchanges.items()}
     said = {unit: delta for stop in job.stop for unit, delta in stop.deltas.items() if delta is not None}
-    # Between real parties nobody promises that all are there to draw from, and a hidden sum shows them its cohort.
-    real = not next(iter(exchanges.values())).setting.world.watched
-    steady, seen = job.availability.steady and not real, real and any(e.combine.hidden for e in exchanges.values())
+    # Between real parties nobody promises that all are there to draw from.
+    steady = job.availability.steady and next(iter(exchanges.values())).setting.world.watched
+    # A hidden sum shows its parties the cohort; a simulation of it states what the job would spend.
+    seen = any(exchange.combine.hidden for exchange in exchanges.values())
     ledger = ledger_of(
         noise,
         job.select,

@@ -24,13 +24,11 @@ _SIZES = 64  # of parties, beyond which neighbouring ones are taken together, ea
 class Ledger:
     """One account for each unit that is protected: parties, examples, or both.
 
-    `server` is the account against the server where noise hides parties from it: it knows who took part, so that no
-    sampling is amplified. `asks` are those of one round; 0 where the method decides as it runs. `extra` answers may be
-    worked out anew beside those of the rounds; every figure counts them as asks.
+    `asks` are those of one round; 0 where the method decides as it runs. `extra` answers may be worked out anew beside
+    those of the rounds; every figure counts them as asks.
     """
 
     accounts: tuple[Account, ...]
-    server: Account | None = None
     asks: int = 1
     extra: int = 0
 
@@ -57,7 +55,6 @@ class Ledger:
                 tight = account.tight(asks) if epsilon < _USEFUL else None
                 facts |= {f"{name}_tight": tight} if tight is not None else {}
         if last:
-            facts |= {"epsilon_server": self.server.epsilon(asks)} if self.server else {}
             facts |= self.terms()
         return facts
 
@@ -65,10 +62,7 @@ class Ledger:
         """Return what each ε of `spent` means, as facts: "epsilon_means" and so on, each with its fields."""
         first, *others = self.accounts
         found: dict[str, object] = {"epsilon_means": first.terms()}
-        found |= {f"epsilon_{account.spend.unit}_means": account.terms() for account in others}
-        if self.server:
-            found["epsilon_server_means"] = {"against": "server", **self.server.terms()}
-        return found
+        return found | {f"epsilon_{account.spend.unit}_means": account.terms() for account in others}
 
 
 def ledger_of(
@@ -82,18 +76,15 @@ def ledger_of(
     `extra` answers are allowed beside those of the rounds. `seen`: parties see who takes part, as those of a hidden sum
     do, so that no sampling hides anybody.
     """
-    accounts, server = [], None
-    for k, where in enumerate(_places(noise, method)):
+    accounts = []
+    for k in range(len(_places(noise, method))):
         spends = {phase: _of_parties(events[k], select, len(sizes), steady) for phase, events in noise.items()}
         spends = {phase: _unsampled(spend) for phase, spend in spends.items()} if seen else spends
-        account = _of_phases(spends, method, _delta("party", len(sizes), deltas))
-        accounts.append(account)
-        if where == "distributed" and account.spend.rate < 1:
-            server = account.each(_unsampled)
+        accounts.append(_of_phases(spends, method, _delta("party", len(sizes), deltas)))
     if method.example_dp is not None:
         delta = _delta("example", int(sizes.sum()), deltas)
         accounts.append(_opened(_of_examples(method, sizes, rounds, deltas), delta))
-    return Ledger(tuple(accounts), server, len(method.cycle), extra) if accounts else None
+    return Ledger(tuple(accounts), len(method.cycle), extra) if accounts else None
 
 
 def _places(noise: Mapping[str, tuple[Event, ...]], method: Method) -> tuple[str, ...]:

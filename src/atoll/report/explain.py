@@ -240,10 +240,8 @@ def _privacy(a: Assembled, data: Federated) -> tuple[str, list[str]]:
         if account.spend.unit == "example":
             lines.append("hides one example of a party from everybody else: its noise is inside local training")
         lines.append(f"epsilon {_spent(a, account)} ({account.words()})")
-    if a.ledger.server:
-        server = a.ledger.server
-        spent = in_epsilon(server.epsilon(a.ledger.planned(a.job.rounds) or 1))
-        lines.append(f"against the server, which knows who took part: epsilon {spent} ({server.words()})")
+    if _seen_by_all(a):
+        lines.append("the parties of a hidden sum, and its server, see who takes part: sampling hides nobody from them")
     if not a.ledger.asks:
         lines.append("as the method runs it decides how often a round asks: no epsilon of all rounds is known before")
 
@@ -254,6 +252,12 @@ def _privacy(a: Assembled, data: Federated) -> tuple[str, list[str]]:
         return [f"{needed}{assumed if wire.noised('distributed') else ''}"] if least else []
 
     return "differential privacy", [*lines, *_each(a, opened), _NOISE[a.program.world.secret]]
+
+
+def _seen_by_all(a: Assembled) -> bool:
+    """Tell whether a sample that would hide parties is seen, since it is that of a hidden sum."""
+    sampled = a.job.select.sampling(len(a.program.sizes)).kind in ("poisson", "fixed")
+    return sampled and bool(a.wire.noise) and any(one.combine.hidden for one in a.program.exchanges.values())
 
 
 def _spent(a: Assembled, account: Account) -> str:
