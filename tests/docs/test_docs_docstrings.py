@@ -7,6 +7,7 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules, resolve_name
 from types import ModuleType
 
 import pytest
@@ -29,7 +30,25 @@ def public() -> dict[str, object]:
     return found
 
 
+def surface() -> dict[str, object]:
+    """Return the classes and functions that docs/extend.md opens to parts without an `__all__`, by their address."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"^A part imports from (.+?)\. ", page, re.MULTILINE | re.DOTALL)
+    found = {}
+    for package in re.findall(r"`(atoll[\w.]*)`", sentence):
+        module = import_module(package)
+        if not hasattr(module, "__all__"):
+            inner = [
+                module,
+                *(resolve_name(m.name) for m in iter_modules(getattr(module, "__path__", ()), f"{package}.")),
+            ]
+            named = ((m.__name__, name, value) for m in inner for name, value in vars(m).items() if name[0] != "_")
+            found |= {f"{at}.{n}": v for at, n, v in named if callable(v) and getattr(v, "__module__", "") == at}
+    return found
+
+
 NAMES = public()
+DECLARED = NAMES | surface()
 
 
 def arguments(value: object) -> list[str]:
@@ -40,13 +59,20 @@ def arguments(value: object) -> list[str]:
     return [kinds.get(p.kind, "") + p.name for p in inspect.signature(value).parameters.values()]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+def test_the_surface_for_parts_is_found() -> None:
+    core = {
+        f"atoll.core.{name}" for name in ("method.Phase", "wire.Codec", "effects.ask", "program.Role", "tree.Schema")
+    }
+    assert core | {"atoll.methods.trained.Alone"} <= DECLARED.keys()
+
+
+@pytest.mark.parametrize("name", sorted(DECLARED))
 def test_the_docstring_names_every_argument(name: str) -> None:
-    text = inspect.cleandoc(NAMES[name].__doc__ or "")
+    text = inspect.cleandoc(DECLARED[name].__doc__ or "")
     assert re.match(r"\S.*[.:?](\n|$)", text), "the first line is a sentence that `atoll list` shows"
     _, _, after = text.partition("\nArgs:\n")
     said = re.findall(r"^    (\*{0,2}\w+): \S", after.partition("\n\n")[0], re.MULTILINE)
-    assert said == arguments(NAMES[name])
+    assert said == arguments(DECLARED[name])
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

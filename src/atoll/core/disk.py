@@ -35,7 +35,11 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], *, mode: int | None 
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a new or renamed file last through a power cut."""
+    """Make a new or renamed file last through a power cut.
+
+    Args:
+        folder: the folder that the file is in.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

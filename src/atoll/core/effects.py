@@ -18,11 +18,16 @@ Cohort = Array  # sorted numbers of parties
 class Ask(NamedTuple):
     """Put one question to many parties.
 
-    `goal` answers end the wait (the rest come too late), `within` seconds at most (simulated ones in a simulation).
-    The rows of the leaves named in `fold` are added up as they come in, so that a sum never needs all in memory;
-    where it is `wide`, real numbers in double precision.
-    `each` is a further body for single parties. With `max_staleness`, answers to asks at most
-    so many rounds ago count, too.
+    Args:
+        to: numbers of the parties, sorted.
+        what: the name of the question.
+        body: what every party receives.
+        goal: the number of answers that ends the wait; the rest come too late. Default: all.
+        within: seconds to wait at most, simulated ones in a simulation. Default: no limit.
+        fold: leaves whose rows are added up as they come in, so that a sum never needs all in memory. Default: none.
+        each: a further body for single parties, by their numbers. Default: none.
+        max_staleness: answers to asks at most so many rounds ago count, too. Default: only answers to this ask.
+        wide: whether real numbers are added up in double precision. Default false.
     """
 
     to: Cohort
@@ -37,27 +42,42 @@ class Ask(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Several questions at once, to different roles."""
+    """Several questions at once, to different roles.
+
+    Args:
+        asks: the questions.
+    """
 
     asks: tuple[Ask, ...]
 
 
 class Checkpoint(NamedTuple):
-    """Store this as the program's memory (a server calls it a checkpoint)."""
+    """Store this as the program's memory (a server calls it a checkpoint).
+
+    Args:
+        memory: what the program needs to resume here.
+    """
 
     memory: Tree
 
 
 class Settle(NamedTuple):
-    """Say whose answers were used: by party, the number of the last ask whose answer was. What a party would remember
-    of an answer that was not used is forgotten.
+    """Say whose answers were used. What a party would remember of an answer that was not used is forgotten.
+
+    Args:
+        used: by party, the number of the last ask whose answer was used.
     """
 
     used: Array
 
 
 class Note(NamedTuple):
-    """Record a fact in the journal."""
+    """Record a fact in the journal.
+
+    Args:
+        what: the kind of fact, such as "round".
+        facts: its values by name.
+    """
 
     what: str
     facts: Mapping[str, object]
@@ -78,7 +98,12 @@ class Note(NamedTuple):
 
 
 def number(facts: Mapping[str, object], name: str) -> float | None:
-    """Return a fact that is one number; None where it is not told, or no number."""
+    """Return a fact that is one number; None where it is not told, or no number.
+
+    Args:
+        facts: values by name.
+        name: the value to return.
+    """
     value = facts.get(name)
     return float(value) if isinstance(value, SupportsFloat) else None
 
@@ -88,9 +113,13 @@ Sink = Callable[[Note], None]  # whoever is told of every note, too
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """Answers as arrays: `each` has a leading axis in the order of `parties`; `sums` holds what was folded.
+    """Answers as arrays. A party that did not answer is absent.
 
-    A party that did not answer is absent. `facts` says what the runtime measured (seconds, bytes, who was lost).
+    Args:
+        parties: numbers of those that answered, sorted.
+        each: leaves of the answers, with a leading axis in the order of `parties`. Default: none.
+        sums: leaves that were added up (`fold`). Default: none.
+        facts: what the runtime measured: seconds, bytes, who was lost. Default: nothing.
     """
 
     parties: Cohort
@@ -143,36 +172,70 @@ def ask(
     to: Cohort, what: str, body: Tree, *, goal: int | None = None, within: float | None = None, wide: bool = False,
     fold: tuple[str, ...] = (), each: Mapping[int, Tree] = types.MappingProxyType({}), max_staleness: int | None = None,
 ) -> Generator[Ask, Replies, Replies]:  # fmt: skip
-    """Ask parties a question and wait for the answers."""
+    """Ask parties a question and wait for the answers.
+
+    Args:
+        to: numbers of the parties, sorted.
+        what: the name of the question.
+        body: what every party receives.
+        goal: the number of answers that ends the wait. Default: all.
+        within: seconds to wait at most, simulated ones in a simulation. Default: no limit.
+        wide: whether real numbers are added up in double precision. Default false.
+        fold: leaves whose rows are added up as they come in. Default: none.
+        each: a further body for single parties, by their numbers. Default: none.
+        max_staleness: answers to asks at most so many rounds ago count, too. Default: only answers to this ask.
+    """
     return (yield Ask(to, what, body, goal, within, fold, each, max_staleness, wide))
 
 
 @types.coroutine
 def checkpoint(memory: Tree) -> Generator[Checkpoint, None, None]:
-    """Remember this, should the world end now."""
+    """Store the program's memory: a run that is interrupted later resumes here.
+
+    Args:
+        memory: what the program needs to resume.
+    """
     yield Checkpoint(memory)
 
 
 @types.coroutine
 def note(what: str, **facts: object) -> Generator[Note, None, None]:
-    """Say that something is so."""
+    """Record a fact in the journal.
+
+    Args:
+        what: the kind of fact, such as "round".
+        **facts: its values by name.
+    """
     yield Note(what, facts)
 
 
 @types.coroutine
 def settle(used: Array) -> Generator[Settle, None, None]:
-    """Say whose answers were used."""
+    """Say whose answers were used. What a party would remember of an answer that was not used is forgotten.
+
+    Args:
+        used: by party, the number of the last ask whose answer was used.
+    """
     yield Settle(used)
 
 
 @types.coroutine
 def together(*asks: Ask) -> Generator[Together, tuple[Replies, ...], tuple[Replies, ...]]:
-    """Ask several questions at once and wait for all of them."""
+    """Ask several questions at once and wait for all of them.
+
+    Args:
+        *asks: the questions, to different roles.
+    """
     return (yield Together(asks))
 
 
 def drive(program: Running[T], runtime: Runtime) -> T:
-    """Run a program to its end, serving its effects."""
+    """Run a program to its end, serving its effects.
+
+    Args:
+        program: the program, started.
+        runtime: what serves its effects.
+    """
     reply: Reply = None
     try:
         while True:

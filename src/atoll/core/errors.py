@@ -53,7 +53,13 @@ class NotInstalled(AtollError, ImportError):
 
 
 def nearest(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
-    """Say which known name was probably meant; if none is near, `otherwise`, or else all of them."""
+    """Say which known name was probably meant; if none is near, `otherwise`, or else all of them.
+
+    Args:
+        name: what was written.
+        known: the names that exist.
+        otherwise: what to say if none is near. Default: a list of all names.
+    """
     from difflib import get_close_matches
 
     words = sorted(known)

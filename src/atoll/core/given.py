@@ -45,7 +45,13 @@ class Part(Protocol):
 
 
 def number(where: str, value: object, least: int | None = 1) -> None:
-    """Refuse what is no whole number from `least` on."""
+    """Refuse what is no whole number from `least` on.
+
+    Args:
+        where: what the value is called, for the message.
+        value: what was given.
+        least: the smallest number allowed; None: any. Default 1.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise Mismatch(f"{where} must be a whole number, got {value!r}")
     if least is not None and value < least:
@@ -53,7 +59,13 @@ def number(where: str, value: object, least: int | None = 1) -> None:
 
 
 def part(where: str, value: object, protocol: type) -> None:
-    """Refuse what is no part of a kind: a class instead of an instance, a name, a list, or something else."""
+    """Refuse what is no part of a kind: a class instead of an instance, a name, a list, or something else.
+
+    Args:
+        where: what the value is called, for the message.
+        value: what was given.
+        protocol: the kind of part, such as `Select`.
+    """
     if isinstance(value, type) or not _plays(value, protocol):
         _refuse(where, value, [protocol])
 
@@ -69,7 +81,13 @@ def _plays(value: object, protocol: type) -> bool:
 
 
 def parts(where: str, value: object, protocol: type) -> None:
-    """Refuse what is no list of parts."""
+    """Refuse what is no list of parts.
+
+    Args:
+        where: what the value is called, for the message.
+        value: what was given.
+        protocol: the kind of part, such as `Select`.
+    """
     if not isinstance(value, list | tuple):
         raise Mismatch(f"{where} is a list of parts: write {where}=[{_SUCH_AS[protocol.__name__]}]")
     for k, one in enumerate(value):
@@ -77,13 +95,22 @@ def parts(where: str, value: object, protocol: type) -> None:
 
 
 def folder_name(where: str, value: object) -> None:
-    """Refuse what cannot be the name of a folder."""
+    """Refuse what cannot be the name of a folder.
+
+    Args:
+        where: what the value is called, for the message.
+        value: what was given.
+    """
     if not isinstance(value, str) or value in ("", ".", "..") or {"/", "\\", "\0"} & set(value):
         raise Mismatch(f"{where} = {value!r}: the run folder is called so; give a text without slashes")
 
 
 def options(hint: object) -> list[object]:
-    """Return the types that a hint allows: those of a union, or the only one."""
+    """Return the types that a hint allows: those of a union, or the only one.
+
+    Args:
+        hint: an annotation, as `typing.get_type_hints` returns it.
+    """
     hint = getattr(hint, "__value__", hint)  # of an alias: type Rate = float | Schedule
     return [o for arg in get_args(hint) for o in options(arg)] if get_origin(hint) in (Union, UnionType) else [hint]
 

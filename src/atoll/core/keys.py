@@ -46,8 +46,12 @@ def draw(*address: object) -> Array:
 
     Equal addresses give equal bits in any process and any order; this is for simulation, never for secrets.
 
-    >>> bool(draw(0, "batch", np.arange(3))[2] == draw(0, "batch", 2)[0])
-    True
+    Args:
+        *address: what names the draw: the seed, then words, whole numbers or arrays of them.
+
+    Example:
+        >>> bool(draw(0, "batch", np.arange(3))[2] == draw(0, "batch", 2)[0])
+        True
     """
     bits: Any = 0
     for part in address:
@@ -60,17 +64,30 @@ def draw(*address: object) -> Array:
 
 
 def uniform(*address: object) -> Array:
-    """Return numbers in [0, 1) at an address."""
+    """Return numbers in [0, 1) at an address.
+
+    Args:
+        *address: what names the draw, as for `draw`.
+    """
     return (draw(*address) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def generator(seed: int, *address: str | int) -> np.random.Generator:
-    """Return the generator of a seed and words; data is drawn by it, and released data stays as it is."""
+    """Return the generator of a seed and words; data is drawn by it, and released data stays as it is.
+
+    Args:
+        seed: the seed.
+        *address: words and whole numbers.
+    """
     words = "/".join(str(word) for word in (seed, *address))
     key = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=16).digest(), "little")
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def rng(*address: object) -> np.random.Generator:
-    """Return the generator that starts at an address, for draws that are not one number each."""
+    """Return the generator that starts at an address, for draws that are not one number each.
+
+    Args:
+        *address: what names the draw, as for `draw`, without arrays.
+    """
     return np.random.Generator(np.random.Philox(key=int(draw(*address)[0])))

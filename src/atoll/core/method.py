@@ -38,22 +38,36 @@ class Diverged(AtollError, ArithmeticError):
 
 
 class DataSummary(NamedTuple):
-    """What is known of data before a round: how many samples, what one looks like, what its label is."""
+    """What is known of data before a round: how many samples, what one looks like, what its label is.
+
+    Args:
+        samples: number of training samples.
+        sample: the layout of one sample: leaves "x" and "y".
+        kind: what the labels are, "classes" or "real". Default "classes".
+        classes: number of classes; 0 where labels are real. Default 0.
+        names: names of the columns of x, where a role tells them. Default: none.
+        ids: a hash of all ids of the rows, salted with the job. Default: rows have no ids.
+        parties: number of parties that hold the data; more than one only of a role that many play. Default 1.
+    """
 
     samples: int
-    sample: Layout  # leaves "x" and "y" of one sample
-    kind: str = "classes"  # or "real"
+    sample: Layout
+    kind: str = "classes"
     classes: int = 0
-    names: tuple[str, ...] = ()  # of the columns of x, where a role tells them
-    ids: bytes = b""  # a hash of all ids of the rows, salted with the job; empty where rows have no ids
-    parties: int = 1  # who hold it; more than one only of a role that many play
+    names: tuple[str, ...] = ()
+    ids: bytes = b""
+    parties: int = 1
 
 
 class Contribution(NamedTuple):
-    """What parties give: a tree laid out as the phase's schema says and a weight each.
+    """What the parties of a group give: a tree and a weight each. Every leaf has a leading axis of parties.
 
-    `memory` stays at the party and comes back with its next question. `reports` are declared numbers that are told
-    beside the vector, one row a party. `loss` is the mean training loss of each, where the method has `train_loss`.
+    Args:
+        vector: a tree with the leaves of the phase's schema.
+        weight: one weight for each party, such as its number of samples.
+        memory: what stays at the party and comes back with its next question. Default: nothing.
+        reports: numbers told beside the vector, as the method's `reports` declares them. Default: none.
+        loss: mean training loss of each party, where the method has `train_loss`. Default: none.
     """
 
     vector: Tree
@@ -66,9 +80,14 @@ class Contribution(NamedTuple):
 class Phase(NamedTuple):
     """One kind of exchange of a method: the layout of a contribution, and what `server_update` is given of it.
 
-    With `mean` that is the mean of the contributions, else their sum. `arrays` says which arrays stand in the vector,
-    where a leaf of the schema holds several. `broadcast` and `constant` say what parties are told; without them it is
-    what the method tells at its start. A phase with `same_cohort` asks those who answered the phase before it.
+    Args:
+        schema: names and shapes of the leaves of one party's contribution.
+        mean: whether `server_update` receives the mean of the contributions or their sum. Default true.
+        dtype: type of the numbers. Default "float64".
+        arrays: the arrays in the vector, where a leaf of the schema holds several. Default: the schema's own.
+        broadcast: the layout of what parties receive. Default: that of the method's first broadcast.
+        constant: the layout of what parties prepare from. Default: that of the method's first constant.
+        same_cohort: whether those are asked who answered the phase before. Default false: the select decides.
     """
 
     schema: Schema
@@ -81,7 +100,15 @@ class Phase(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What `server_update` may know of a round beside the combined tree; `t` counts asks."""
+    """What `server_update` may know of a round beside the combined tree.
+
+    Args:
+        t: the number of the ask, from 0.
+        answered: number of parties in the tree.
+        expected: number of answers that the select counts on.
+        population: number of all parties of the federation.
+        parties: numbers of the parties that answered, sorted.
+    """
 
     t: int
     answered: int
@@ -91,10 +118,14 @@ class RoundInfo(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What evaluating gives: the shape of each sum of one party ("n" among them), and metrics of added sums.
+    """What an evaluation gives: the sums of one party, and metrics of added sums.
 
-    `better` says of each metric whether "high" or "low" is good. Parties are compared by the first one, which `each`
-    gives of sums with a leading axis of parties. Sums in `counts` count samples: none is below zero or above "n".
+    Args:
+        sums: the shape of each sum of one party by its name, "n" (the number of samples) among them.
+        values: function from added sums to the metrics by name.
+        better: for each metric whether "high" or "low" is good. Parties are compared by the first one.
+        each: function from sums with a leading axis of parties to the first metric of each party.
+        counts: sums that count samples: none is below zero or above "n". Default "n" and "correct".
     """
 
     sums: Mapping[str, tuple[int, ...]]
@@ -105,7 +136,12 @@ class Evaluation(NamedTuple):
 
 
 class Population(NamedTuple):
-    """Who could take part: all parties' sizes, and who is online now (None: everybody)."""
+    """Who could take part in a round. Its length is the number of parties that are online.
+
+    Args:
+        sizes: number of training samples of every party of the federation.
+        online: numbers of the parties that are online now, sorted. Default: all.
+    """
 
     sizes: Array
     online: Cohort | None = None
@@ -234,14 +270,23 @@ class Method(Part, Protocol):
 
 @dataclass(frozen=True)
 class Contribute(Handler):
-    """The one handler behind every phase of every horizontal method: work, flatten, encode."""
+    """The one handler behind every phase of every horizontal method: work, flatten, encode.
+
+    Args:
+        method: the method, bound to the data.
+        phase: the name of the phase.
+        stages: the stages that encode the vector.
+        wire: the wire before the first stage.
+        split: the samples that are used. Default "train".
+        max_norm: a limit of the party's own: vectors are scaled down to this L2 norm first. Default: no limit.
+    """
 
     method: Method
     phase: str
     stages: tuple[Stage, ...]
-    wire: Wire  # as it is before the first stage
+    wire: Wire
     split: str = "train"
-    max_norm: float | None = None  # what is sent is shortened to this first: a limit of the party's own
+    max_norm: float | None = None
 
     @property
     def group_size(self) -> int:
@@ -287,19 +332,34 @@ class Contribute(Handler):
 
 
 def seeing(group: Group, memory: Remembered, phase: str) -> Group:
-    """Show a method its own memory only."""
+    """Show a method its own memory only.
+
+    Args:
+        group: the parties.
+        memory: the memory that the method sees.
+        phase: the name of the phase.
+    """
     return Group(group.me, group.samples, group.at, group.world, group.t, group.split, phase, memory, group.cache)
 
 
 def shortened(rows: Array, norm: float) -> Array:
-    """Scale rows down to at most this L2 norm."""
+    """Scale rows down to at most this L2 norm.
+
+    Args:
+        rows: an (n, d) matrix.
+        norm: the largest L2 norm, above 0.
+    """
     squares = np.square(rows.astype(np.float64, copy=False)).sum(axis=1)
     scale = np.minimum(1.0, norm / np.sqrt(np.maximum(squares, 1e-300)))
     return rows * scale[:, None].astype(rows.dtype)
 
 
 def digest(tree: Tree) -> bytes:
-    """Hash a tree of arrays and plain values by paths, types, shapes and contents."""
+    """Hash a tree of arrays and plain values by paths, types, shapes and contents.
+
+    Args:
+        tree: the tree.
+    """
     found = sha256()
     for path, leaf in leaves(tree):
         array = np.ascontiguousarray(leaf)
@@ -310,13 +370,27 @@ def digest(tree: Tree) -> bytes:
 
 @lru_cache(maxsize=16)
 def codec_of(stages: tuple[Stage, ...], wire: Wire) -> tuple[Wire, Codec]:
-    """Run the wire through the stages; parts travel between processes, the codec they make does not."""
+    """Run the wire through the stages; parts travel between processes, the codec they make does not.
+
+    Args:
+        stages: the stages, in order.
+        wire: the wire before the first stage.
+    """
     return chain(*stages)(wire)
 
 
 @dataclass(frozen=True)
 class History:
-    """What a run has shown so far; what select and stop decide on. `t` counts asks, `rounds` rounds that are over."""
+    """What a run has shown so far: selects and stops decide on it.
+
+    Args:
+        t: number of asks so far. Default 0.
+        rounds: number of rounds that are over. Default 0.
+        elapsed: seconds that the run has taken, those before a resume included. Default 0.
+        update_norm: L2 norm of the change of the model in the last round. Default: not known.
+        curves: (round, value) of every evaluation, by metric such as "test.accuracy". Default: none.
+        better: for each metric, without its split, whether "high" or "low" is good. Default: high.
+    """
 
     t: int = 0
     rounds: int = 0
@@ -335,7 +409,12 @@ class History:
 
 
 class Pick(NamedTuple):
-    """Whom to ask, and how many answers are enough."""
+    """Whom to ask, and how many answers are enough.
+
+    Args:
+        cohort: numbers of the parties to ask, sorted.
+        goal: the number of answers that ends the round. Default: all.
+    """
 
     cohort: Cohort
     goal: int | None = None
@@ -344,15 +423,20 @@ class Pick(NamedTuple):
 class Sampling(NamedTuple):
     """What a select promises of who takes part; the accountant claims nothing beyond it.
 
-    `kind`: "poisson" (each party by itself, with probability `rate`), "fixed" (a number of parties, uniformly), "none"
-    (everybody), "other". In `epoch` rounds no party takes part twice. `whole`: a sum is opened with everybody or not.
+    Args:
+        kind: "poisson" (each party independently with probability `rate`), "fixed" (a number of parties, uniformly),
+            "none" (all parties) or "other". Default "other".
+        rate: the sampling rate, above 0 and at most 1. Default: not stated.
+        epoch: in so many rounds no party takes part twice. Default: not stated.
+        whole: whether a sum is opened with all parties of a batch or not at all. Default false.
+        varies: whether cohorts differ in size by chance. Default false.
     """
 
     kind: Literal["poisson", "fixed", "none", "other"] = "other"
     rate: float | None = None
     epoch: int | None = None
     whole: bool = False
-    varies: bool = False  # cohorts differ in size by chance
+    varies: bool = False
 
 
 class Select(Part, Protocol):

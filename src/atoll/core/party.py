@@ -38,13 +38,16 @@ NOTHING: Memory = EMPTY
 class Remembered:
     """What the parties of a group remember. A party that has not answered yet remembers nothing: it is not `known`.
 
-    `leaves` have a row for every party (zeros where a party is not known). A leaf whose rows differ in shape between
-    parties is an object array.
+    Args:
+        known: for each party, whether it remembers anything.
+        leaves: a row for every party, zeros where a party is not known. A leaf whose rows differ in shape between
+            parties is an object array. Default: none.
+        present: by leaf, who has it, where that differs from `known`. Default: nowhere.
     """
 
     known: Array
     leaves: Memory = field(default_factory=dict)
-    present: Memory = field(default_factory=dict)  # by leaf, who has it, where that differs from who is known
+    present: Memory = field(default_factory=dict)
 
     def get(self, name: str, default: object) -> Array:
         """Return one row a party: what it remembers under a name, or the default (the value of one row)."""
@@ -86,7 +89,11 @@ NOBODY = Remembered(np.zeros(0, bool))
 
 
 def ragged(rows: Sequence[Array | None]) -> Array:
-    """Hold rows that may differ in shape as an array of arrays."""
+    """Hold rows that may differ in shape as an array of arrays.
+
+    Args:
+        rows: one array for each party; None where a party has none.
+    """
     held = np.empty(len(rows), object)
     for k, row in enumerate(rows):
         held[k] = row
@@ -95,10 +102,19 @@ def ragged(rows: Sequence[Array | None]) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Some parties, as one question sees them. `at` says where their samples stand in `samples`.
+    """Some parties, as one question sees them. Iterating yields (x, y) of each party.
 
-    `split` names the samples: "train", "local" (a party's test data) or "test" (the server's). `cache` has for every
-    party what the method prepared from its samples.
+    Args:
+        me: numbers of the parties.
+        samples: samples of many parties end to end.
+        at: for each party of the group, its position in `samples`.
+        world: where the run takes place; all randomness comes from it.
+        t: the number of the ask, from 0.
+        split: which samples these are: "train", "local" (a party's test data) or "test" (the server's). Default
+            "train".
+        phase: the name of the method's phase. Default: none.
+        memory: what the parties remember of their last answer. Default: nothing.
+        cache: for each party what the method prepared from its samples. Default: nothing.
     """
 
     me: Array
@@ -168,7 +184,13 @@ class Handler(Protocol):
 
 @dataclass(frozen=True)
 class PerParty(Handler):
-    """Lift a function of one party, (body, x, y, group of one) to a tree, to a handler of groups without memory."""
+    """Lift a function of one party to a handler of groups without memory.
+
+    Args:
+        answer: function from (body, x, y, group of one party) to the answer, a tree.
+        split: the samples that it may use. Default "train".
+        group_size: number of parties in one call. Default 1.
+    """
 
     answer: Callable[[Tree, Array, Array, Group], Tree]
     split: str = "train"

@@ -23,9 +23,12 @@ MODEL = "model/"  # leaves below it are what the role is left with at the end
 class Role(NamedTuple):
     """A part that somebody plays in a program.
 
-    `holds` says what data whoever plays it must bring: "features" (columns, no label), "labels" (a label, with or
-    without columns), "samples" (columns and a label) or "nothing". `many`: several parties play it, as equals: those
-    of a federation, whose data says how many they are.
+    Args:
+        about: what the role does, in words.
+        holds: the data that whoever plays it must bring: "features" (columns, no label), "labels" (a label, with or
+            without columns), "samples" (columns and a label) or "nothing". Default "nothing".
+        many: whether several parties play it, as equals: those of a federation, whose data says how many they are.
+            Default false.
     """
 
     about: str
@@ -34,7 +37,12 @@ class Role(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """What all roles know and have agreed on before the first question: what each brings, and how many rounds."""
+    """What all roles know and have agreed on before the first question.
+
+    Args:
+        data: for each role that brings data, its summary.
+        rounds: number of rounds. Default 1.
+    """
 
     data: Mapping[str, DataSummary]
     rounds: int = 1
@@ -80,9 +88,15 @@ class Program(Part, Protocol):
 
 
 class Me(NamedTuple):
-    """A role as its handler sees it: its rows (`y` has no columns without a label), what it remembers, where it is.
+    """A role as its handler sees it.
 
-    `number` is the party's: private draws of a role that many play have it in their address.
+    Args:
+        x: its rows.
+        y: its labels; without a label it has no columns.
+        memory: what it remembers.
+        world: where the run takes place; all randomness comes from it.
+        t: the number of the round, from 0.
+        number: the number of the party: private draws of a role that many play have it in their address. Default 0.
     """
 
     x: Array
@@ -95,9 +109,12 @@ class Me(NamedTuple):
 
 @dataclass(frozen=True)
 class Solo(Handler):
-    """Lift a function of one role, (body, me) to (reply, changes of its memory), to a handler.
+    """Lift a function of one role to a handler. Nothing has an axis of parties.
 
-    Nothing has an axis of parties. A change to None forgets a leaf.
+    Args:
+        answer: function from (body, me) to (reply, changes of its memory); a change to None forgets a leaf.
+        split: the name of the role. Default "train".
+        group_size: number of parties in one call. Default 1.
     """
 
     answer: Callable[[Tree, Me], tuple[Tree, Mapping[str, object]]]
@@ -117,5 +134,11 @@ class Solo(Handler):
 
 
 async def one(who: Cohort, what: str, **body: object) -> dict[str, object]:
-    """Ask a role that one party plays, and return its answer as a tree. The body has `t`, and may have a `step`."""
+    """Ask a role that one party plays, and return its answer as a tree.
+
+    Args:
+        who: the number of the party, as an array of length 1.
+        what: the name of the question.
+        **body: what it receives: `t`, and possibly `step`, among it.
+    """
     return nest((await ask(who, what, body))[int(who[0])])

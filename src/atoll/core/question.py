@@ -44,13 +44,25 @@ class Fault(AtollError, ValueError):
 
 
 def refuse_if(condition: bool, reason: Reason, sentence: str) -> None:
-    """Every check has this one form, so that each can be taken out in turn to see a test fail."""
+    """Raise a Fault on a condition. Every check has this one form, so that each can be removed to see a test fail.
+
+    Args:
+        condition: whether to refuse.
+        reason: the reason in a word.
+        sentence: what to look at.
+    """
     if condition:
         raise Fault(reason, sentence)
 
 
 class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Numbers from `low` to `high`, both among them; a `strict` range leaves `low` out."""
+    """A range of numbers, with both ends.
+
+    Args:
+        low: the smallest number.
+        high: the largest number.
+        strict: whether `low` itself is left out. Default false.
+    """
 
     low: float
     high: float
@@ -66,15 +78,26 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array, by its exact type and shape (`upto`: the row may be shorter); without a shape a plain value."""
+    """One array by its exact type and shape, or a plain value.
+
+    Args:
+        dtype: name of the type, such as "float32"; of a plain value "bool", "int", "float", "str" or "none".
+        shape: the exact shape. Default: a plain value.
+        finite: whether all numbers must be finite. Default true.
+        range: what all numbers are within. Default: no limit.
+        weight: what the last number along the last axis, a weight, is within. Default: it is no weight.
+        length: the largest L2 norm of a row. Default: no norm bound.
+        within: another leaf of the same shape whose numbers are not exceeded, each by each. Default: none.
+        upto: whether an array of one axis may be shorter than `shape`. Default false.
+    """
 
     dtype: str
     shape: Axes | None = None
     finite: bool = True
     range: Range | None = None
-    weight: Range | None = None  # of the last number along the last axis, which is a weight
-    length: float | None = None  # no row is longer
-    within: str | None = None  # a leaf of which no number is exceeded
+    weight: Range | None = None
+    length: float | None = None
+    within: str | None = None
     upto: bool = False
 
     def __post_init__(self) -> None:
@@ -87,7 +110,11 @@ class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a tree must look like: its leaves by their paths, no more and no fewer."""
+    """What a tree must look like: its leaves by their paths, no more and no fewer.
+
+    Args:
+        leaves: each leaf by its path, such as "broadcast/params".
+    """
 
     leaves: dict[str, Leaf]
 
@@ -147,7 +174,13 @@ Exposure = Literal["nothing", "sealed", "masked", "noised", "plain"]
 
 
 class Origin(NamedTuple):
-    """Where a sealed leaf comes from: the role that sealed it, in its answer to which question, under which name."""
+    """Where a sealed leaf comes from.
+
+    Args:
+        role: the role that sealed it.
+        question: the question in whose answer it was sealed.
+        leaf: its name in that answer.
+    """
 
     role: str
     question: str
@@ -157,8 +190,20 @@ class Origin(NamedTuple):
 class Question(NamedTuple):
     """One question that may be asked: who is asked, what travels, who learns what of it.
 
-    `exposure` says in which form a party's data leaves it: "nothing" of it, "sealed" (encrypted for somebody who is
-    not the server), "masked" (one part of a hidden sum), "noised" (with noise of the party's own), or "plain".
+    Args:
+        name: the name of the question.
+        asks: the layout of the question.
+        answers: the layout of the answer.
+        roles: who may be asked. Default "party".
+        reveals: by role, what it learns, in words. Default: nothing.
+        exposure: in which form a party's data leaves it: "nothing" of it, "sealed" (encrypted for somebody who is not
+            the server), "masked" (one part of a hidden sum), "noised" (with noise of the party's own) or "plain".
+            Default "plain".
+        contributes: whether the answer holds something computed from private data. Default false.
+        seals: for a leaf of the answer, the only role that can open it. Default: none is sealed.
+        opens: for a leaf of the question, where it was sealed. Default: none was.
+        times: how often it is asked in a round, at most. Default 1.
+        encodings: for a leaf of the answer, how its rows are written. Default: number by number.
     """
 
     name: str
@@ -167,11 +212,11 @@ class Question(NamedTuple):
     roles: tuple[str, ...] = ("party",)
     reveals: Mapping[str, str] = EMPTY
     exposure: Exposure = "plain"
-    contributes: bool = False  # the answer holds something computed from private data
-    seals: Mapping[str, str] = EMPTY  # a leaf of the answer: the only role that can open it
-    opens: Mapping[str, Origin] = EMPTY  # a leaf of the question: where it was sealed
-    times: int = 1  # how often it is asked in a round, at most
-    encodings: Mapping[str, Encoding] = EMPTY  # of the answer: how rows travel that are not sent number by number
+    contributes: bool = False
+    seals: Mapping[str, str] = EMPTY
+    opens: Mapping[str, Origin] = EMPTY
+    times: int = 1
+    encodings: Mapping[str, Encoding] = EMPTY
 
 
 def _check_plain(path: str, value: object, leaf: Leaf) -> None:
@@ -211,7 +256,13 @@ def _ends(numbers: Array) -> tuple[float, float]:
 
 
 class Placed(msgspec.Struct):
-    """Where an array stands, in the words of the safetensors format."""
+    """Where an array stands, in the words of the safetensors format.
+
+    Args:
+        dtype: code of the type, such as "F32".
+        shape: its shape.
+        data_offsets: its first byte after the header, and the first byte behind it.
+    """
 
     dtype: str
     shape: Axes
@@ -219,7 +270,11 @@ class Placed(msgspec.Struct):
 
 
 def arranged(shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[bytes, dict[str, int], int]:
-    """The one header for arrays of these names, types and shapes, where after it each starts, and where all end."""
+    """Return the one header for arrays of these names, types and shapes, where after it each starts, and where all end.
+
+    Args:
+        shapes: type and shape of each array by its path.
+    """
     at, tensors = 0, dict[str, Placed]()
     # Wide numbers first, so that each array starts at a multiple of its own width.
     for path in sorted(shapes, key=lambda path: (-shapes[path][0].itemsize, path)):
@@ -233,7 +288,12 @@ def arranged(shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tup
 
 
 def walk(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (path, leaf); a branch without leaves is a leaf itself."""
+    """Yield (path, leaf); a branch without leaves is a leaf itself.
+
+    Args:
+        tree: the tree.
+        prefix: what every path starts with. Default: nothing.
+    """
     refuse_if(prefix.count("/") > _DEEP, "name", f"a tree of over {_DEEP} branches in each other: make it flatter")
     for name, value in tree.items():
         refuse_if(not isinstance(name, str) or "/" in name, "name", f"{name!r}: a name is a str without '/'")
@@ -244,7 +304,11 @@ def walk(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def check_paths(paths: Mapping[str, object]) -> None:
-    """Refuse names that look like places on a disk or garble a screen, and leaves that are branches too."""
+    """Refuse names that look like places on a disk or garble a screen, and leaves that are branches too.
+
+    Args:
+        paths: the leaves by their paths.
+    """
     refuse_if(len(paths) > MAX_LEAVES, "size", f"{len(paths)} leaves: a tree has at most {MAX_LEAVES}")
     branches = set[str]()
     for path in paths:
@@ -258,6 +322,12 @@ def check_paths(paths: Mapping[str, object]) -> None:
 
 
 def array_of(path: str, leaf: object) -> Array:
+    """Return a leaf as an array in little-endian order; refuse what is no array, or of a type that does not travel.
+
+    Args:
+        path: the path of the leaf, for the message.
+        leaf: the value.
+    """
     kind = type(leaf).__name__
     refuse_if(not hasattr(leaf, "__array__"), "dtype", f"leaf {path!r} is a {kind}: arrays and plain values travel")
     array = np.asarray(leaf, order="C")

@@ -28,7 +28,11 @@ MEMBERS = {"share": "broadcast", "task": "client_update", "merge": "server_updat
 
 
 def public(name: str) -> str | None:
-    """Return what a public name of release 0.1 is called now."""
+    """Return what a public name of release 0.1 is called now; None if it is no such name.
+
+    Args:
+        name: the old name.
+    """
     parts = {old: new for kind in PARTS.values() for old, new in kind.items()} | {"server": "server_optimiser"}
     return {_camel(old): _camel(new) for old, new in parts.items()}.get(name)
 

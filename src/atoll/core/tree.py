@@ -18,7 +18,11 @@ EMPTY: Mapping[str, Any] = {}  # for defaults that travel between processes; nob
 
 @dataclass(frozen=True)
 class Schema:
-    """Names and shapes of a tree's leaves, in the order in which they stand in the flat vector."""
+    """Names and shapes of a tree's leaves, in the order in which they stand in the flat vector.
+
+    Args:
+        leaves: (path, shape) of each leaf.
+    """
 
     leaves: tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -40,12 +44,21 @@ class Schema:
 
 
 def length(vector: Array) -> float:
-    """Return the L2 norm. Not by BLAS: its threads would spin on for milliseconds where parties want to train."""
+    """Return the L2 norm. Not by BLAS: its threads would spin on for milliseconds where parties want to train.
+
+    Args:
+        vector: an array of any shape.
+    """
     return float(np.sqrt(np.einsum("d,d->", np.ravel(vector), np.ravel(vector), dtype=np.float64)))
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, leaf), in sorted order of names."""
+    """Yield (path, leaf), in sorted order of names.
+
+    Args:
+        tree: the tree.
+        prefix: what every path starts with. Default: nothing.
+    """
     for name in sorted(tree):
         value = tree[name]
         if isinstance(value, Mapping):
@@ -55,7 +68,11 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `leaves`: build the tree from its paths."""
+    """Undo `leaves`: build the tree from its paths.
+
+    Args:
+        flat: the leaves by their paths.
+    """
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         *branches, name = path.split("/")
@@ -67,7 +84,12 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(tree: Tree, schema: Schema) -> Array:
-    """Lay a tree whose leaves have a leading axis of parties side by side: (parties, size)."""
+    """Lay a tree whose leaves have a leading axis of parties side by side: (parties, size).
+
+    Args:
+        tree: the tree, with the leaves that the schema names.
+        schema: names, shapes and order of the leaves.
+    """
     found = dict(leaves(tree))
     names = [name for name, _ in schema.leaves]
     if sorted(found) != sorted(names):
@@ -77,6 +99,11 @@ def flatten(tree: Tree, schema: Schema) -> Array:
 
 
 def unflatten(vector: Array, schema: Schema) -> dict[str, Any]:
-    """Cut one flat vector (or rows of them) back into its tree."""
+    """Cut one flat vector (or rows of them) back into its tree.
+
+    Args:
+        vector: the vector, or rows of vectors.
+        schema: names, shapes and order of the leaves.
+    """
     lead = vector.shape[:-1]
     return nest({name: vector[..., a:b].reshape(*lead, *shape) for name, a, b, shape in schema.slots()})

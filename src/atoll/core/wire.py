@@ -22,9 +22,14 @@ from atoll.core.world import World
 
 @dataclass(frozen=True)
 class Event:
-    """One addition of noise: "local" or "distributed" (by parties, each enough, or all together), "central" or "tree"
-    (by the server, the latter spread over `every` rounds); `multiplier` is its scale over the bound of one vector. Of a
-    sum with distributed noise at most `corrupt` parties are assumed to leave their shares out.
+    """One addition of noise.
+
+    Args:
+        where: "local" or "distributed" (by parties: the noise of each is enough, or that of all together), "central" or
+            "tree" (by the server, the latter spread over `every` rounds).
+        multiplier: scale of the noise over the bound of one vector.
+        every: for "tree", number of rounds of one tree. Default 0.
+        corrupt: for "distributed", number of parties that are assumed to leave their noise out of a sum. Default 0.
     """
 
     where: Literal["local", "distributed", "central", "tree"]
@@ -37,12 +42,12 @@ class Event:
 class Row:
     """How one party's vector is laid out.
 
-    Attributes:
+    Args:
         size: numbers in the vector.
-        dtype: of each number.
-        shapes: of the arrays that stand in the vector, while they still do.
-        aux: numbers at the end, before a weight, that are not the vector's own.
-        encoding: how a vector is written, if not as the plain numbers.
+        dtype: type of each number. Default "float32".
+        shapes: shapes of the arrays that stand in the vector, while they still do. Default: none.
+        aux: numbers at the end, before a weight, that are not the vector's own. Default 0.
+        encoding: how a vector is written. Default: as the plain numbers.
     """
 
     size: int
@@ -59,8 +64,12 @@ class Row:
 
 @dataclass(frozen=True)
 class RingBounds:
-    """Numbers of a ring: integers modulo `modulus`. No number of a vector goes further from zero than `value_bound`,
-    no sum of a cohort, nor its noise, further than `sum_bound`.
+    """Bounds of integers of a ring.
+
+    Args:
+        modulus: the ring is the integers modulo this.
+        value_bound: the largest magnitude of a number of one vector.
+        sum_bound: the largest magnitude of a number of a cohort's sum, with its noise.
     """
 
     modulus: int
@@ -72,12 +81,13 @@ class RingBounds:
 class Total:
     """What is known of the sum.
 
-    Attributes:
+    Args:
         cohort: parties expected in one sum.
-        min_cohort: a sum of fewer vectors is not opened: too little noise, or no whole batch.
+        min_cohort: a sum of fewer vectors is not opened: too little noise, or no whole batch. Default 0.
         divisor: what decoding divides the sum by, so that it gives a mean: the number of "answers", the number
-            "expected", or the sum of "weights", which are then the last numbers of the vectors. None: it stays a sum.
-        hides_count: the divisor does not tell who came.
+            "expected", or the sum of "weights", which are then the last numbers of the vectors. Default: it stays a
+            sum.
+        hides_count: whether the divisor does not tell who came. Default false.
     """
 
     cohort: int
@@ -95,12 +105,12 @@ class Total:
 class Wire:
     """What is proven about one party's vector at one point of the pipeline, and about the sum of a cohort.
 
-    Attributes:
+    Args:
         row: the layout of a vector.
         total: what is known of the sum.
-        l2: no vector is longer than this; None: nothing bounds it.
-        ring: integers of a ring; None: real numbers.
-        noise: what was added so far.
+        l2: the largest L2 norm of a vector. Default: no norm bound.
+        ring: bounds of integers of a ring. Default: the numbers are real.
+        noise: what was added so far. Default: none.
     """
 
     row: Row
@@ -170,8 +180,15 @@ _CLIP = "put Clip(norm) before it"
 
 
 class EncodeContext(NamedTuple):
-    """What an encoder may know of the rows beside their numbers: weights, the world, the round and the parties (from
-    which every draw follows), what the server told of its own memory, and the parties' training losses.
+    """What an encoder may know of the rows beside their numbers.
+
+    Args:
+        weight: the weight of each row.
+        world: where the run takes place; all randomness comes from it.
+        t: the number of the ask, from 0.
+        me: the number of the party of each row.
+        stage_state: what the server told of its own memory, as `Codec.stage_state` names it. Default: nothing.
+        loss: training loss of each party. Default: not known.
     """
 
     weight: Array
@@ -183,7 +200,13 @@ class EncodeContext(NamedTuple):
 
 
 class DecodeContext(NamedTuple):
-    """What a decoder may know of the sum beside its numbers: how many vectors are in it, the address of the round."""
+    """What a decoder may know of the sum beside its numbers.
+
+    Args:
+        n: number of vectors in the sum.
+        world: where the run takes place; all randomness comes from it.
+        t: the number of the ask, from 0.
+    """
 
     n: int
     world: World
@@ -194,7 +217,13 @@ StageMemory = Mapping[str, Any]
 
 
 class Coded(NamedTuple):
-    """What comes out of a stage: rows or a sum, what is remembered, and facts to note that nobody remembers."""
+    """What comes out of a stage.
+
+    Args:
+        x: the rows, or the sum.
+        memory: what is remembered until the next round. Default: nothing.
+        facts: values to record that nobody remembers. Default: none.
+    """
 
     x: Array
     memory: StageMemory = EMPTY
@@ -202,10 +231,14 @@ class Coded(NamedTuple):
 
 
 class Codec(NamedTuple):
-    """`encode` on the parties: (rows, own memory) to the same. `decode` on the server: (the sum, its memory).
+    """What a stage does to vectors.
 
-    The server's memory starts as `start`; the leaves named in `stage_state` go to the parties with the question.
-    `remembers`: encoding leaves memory at the party.
+    Args:
+        encode: function from (rows, own memory, context) to `Coded`, at the parties.
+        decode: function from (sum, the server's memory, context) to `Coded`, on the server.
+        start: the server's memory before the first round. Default: nothing.
+        stage_state: leaves of the server's memory that parties receive with the question. Default: none.
+        remembers: whether encoding leaves memory at the party. Default false.
     """
 
     encode: Callable[[Array, StageMemory, EncodeContext], Coded]
@@ -216,12 +249,24 @@ class Codec(NamedTuple):
 
 
 def as_is(x: Array, memory: StageMemory, context: EncodeContext) -> Coded:
-    """Encode nothing."""
+    """Encode nothing: return the rows and the memory as they are.
+
+    Args:
+        x: the rows.
+        memory: the party's memory.
+        context: what an encoder may know.
+    """
     return Coded(x, memory)
 
 
 def as_was(x: Array, memory: StageMemory, context: DecodeContext) -> Coded:
-    """Decode nothing."""
+    """Decode nothing: return the sum and the memory as they are.
+
+    Args:
+        x: the sum.
+        memory: the server's memory.
+        context: what a decoder may know.
+    """
     return Coded(x, memory)
 
 
@@ -232,14 +277,24 @@ class Stage(Part, Protocol):
 
 
 class Gathered(NamedTuple):
-    """The cohort's vectors as one (their sum, or what a rule made to stand for it), and the answers beside it."""
+    """What a combine made of the answers of a cohort.
+
+    Args:
+        vector: the sum of the vectors, or what a rule made to stand for it.
+        replies: the answers beside the vectors.
+    """
 
     vector: Array
     replies: Replies
 
 
 class Member(NamedTuple):
-    """A party by its name and the key it signs with."""
+    """A party by its name and the key it signs with.
+
+    Args:
+        name: its name.
+        key: its public key, as bytes.
+    """
 
     name: str
     key: bytes
@@ -248,8 +303,12 @@ class Member(NamedTuple):
 class Setting(NamedTuple):
     """What a conversation is part of: a phase of an agreed job, in a world, among parties known by name and key.
 
-    `agreement` is the hash of the job. `members` are all who may come, by their numbers; a server reads them from its
-    store, a party from its own roster.
+    Args:
+        phase: the name of the phase.
+        world: where the run takes place.
+        agreement: the hash of the job. Default: none.
+        members: function that returns all who may come, by their numbers; a server reads them from its store, a party
+            from its own roster. Default: nobody.
     """
 
     phase: str
@@ -344,7 +403,11 @@ class Rule(Part, Protocol):
 
 
 def chain(*stages: Stage) -> Stage:
-    """Make one stage of many: encode left to right, decode right to left."""
+    """Make one stage of many: encode left to right, decode right to left.
+
+    Args:
+        *stages: the stages, in order.
+    """
 
     def stage(wire: Wire) -> tuple[Wire, Codec]:
         codecs = []

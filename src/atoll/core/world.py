@@ -18,7 +18,11 @@ from atoll.core.tree import Array
 
 
 class Source(NamedTuple):
-    """Where one private draw comes from: an address in a simulation, None for the operating system."""
+    """Where one private draw comes from.
+
+    Args:
+        address: what names the draw in a simulation; None: the operating system.
+    """
 
     address: tuple[object, ...] | None
 
@@ -46,10 +50,14 @@ class Source(NamedTuple):
 
 
 class World(NamedTuple):
-    """Simulated or real, as one value.
+    """Where a run takes place: simulated or real, as one value.
 
-    `secret`: private draws come from the operating system. `watched`: facts of single parties may be noted, as only a
-    simulation can. `shortcut`: a hidden sum may be added up in the clear, which gives the same bits as its protocol.
+    Args:
+        seed: the seed of the job. Default 0.
+        secret: whether private draws come from the operating system. Default false.
+        watched: whether facts of single parties may be noted, as only a simulation can. Default true.
+        shortcut: whether a hidden sum may be added up in the clear; the result is bit-for-bit that of its protocol.
+            Default true.
     """
 
     seed: int = 0

@@ -18,7 +18,11 @@ from atoll.models.model import Fit, Model
 
 
 def check_model(model: object) -> None:
-    """Refuse what is no model: a name, a function that makes one, a module that was not wrapped."""
+    """Refuse what is no model: a name, a function that makes one, a module that was not wrapped.
+
+    Args:
+        model: what was given.
+    """
     if isinstance(model, Model):
         return
     if isinstance(model, str):
@@ -29,7 +33,13 @@ def check_model(model: object) -> None:
 
 
 class Alone(NamedTuple):
-    """How one party would train by itself."""
+    """How one party would train by itself.
+
+    Args:
+        model: the model.
+        how: epochs, batch size and optimiser.
+        lr: learning rate, above 0, or a schedule over rounds.
+    """
 
     model: Model
     how: Fit
