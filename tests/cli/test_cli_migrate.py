@@ -134,3 +134,13 @@ def test_a_run_folder_of_the_release_is_reported_and_not_resumed(tmp_path: Path)
     )
     (tmp_path / "run" / "format").write_text("3\n")
     assert "run has format 3, and this release reads up to 2: upgrade" in refused(tmp_path, "report", "run")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [('"fedavg"', '"fedadam"', "method.bias_correction"), ("every", 'combine = "light_sum"\nevery', "combine.privacy")],
+)
+def test_a_default_that_is_another_now_is_told(tmp_path: Path, job: Path, old: str, new: str, field: str) -> None:
+    """Words can be rewritten; whether a file meant the old default only its owner knows."""
+    job.write_text(NEW.replace("\r", "").replace("eval_every", "every").replace(old, new))
+    assert f"job.toml: {field} is left out: " in within(tmp_path, "migrate", "--check", "job.toml").stdout

@@ -184,9 +184,10 @@ def test_a_hidden_sum_among_keys_that_nobody_gave_this_party_is_refused(tmp_path
     from atoll.runtimes.network.trust.tls import PartyTLS
 
     stages = (atoll.Clip(1.0), atoll.Average(), atoll.Ring())
-    text = dumps(to_table(atoll.Job(JOB.method, atoll.All(), atoll.Channel(stages, atoll.SecureSum())), RECIPE, 0))
+    text = dumps(to_table(atoll.Job(JOB.method, atoll.All(), atoll.Channel(stages, atoll.SecureSum())), RECIPE, 7))
     session = Session(Policy(data={**RECIPE, "party": 0}), text, 0, 3, 10)
     assessed = assess(session, "", "")
+    assert assessed.seed == 7  # what is drawn publicly in a hidden sum, the server draws too
     keys = {name: new_key(tmp_path, name) for name in ("ada", "ben", "cleo")}
     side = PartyTLS(keys["ada"], peer_of(line_of(keys["ben"])))
     welcome = Welcome("run", 0, text, bytes(32), {}, {"ada": 0, "ben": 1, "cleo": 2}, 10)

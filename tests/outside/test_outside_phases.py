@@ -21,6 +21,7 @@ from atoll.data import build
 from atoll.data.federated import Federated
 from atoll.job.file import parse
 from atoll.privacy.account import in_epsilon
+from atoll.report.page import result
 from atoll.runtimes.network.party.assess import assess
 from atoll.runtimes.network.party.budget import JobBudget
 from atoll.runtimes.network.party.policy import NotAllowed, Policy
@@ -142,6 +143,15 @@ def test_a_run_notes_what_each_ask_spends(digits: Federated) -> None:
     assert run.facts[-1]["epsilon"] == account.epsilon(len(asks))
     planned = in_epsilon(account.epsilon(6))
     assert f"epsilon {planned} after all 3 rounds" in atoll.explain(noisy, digits)
+
+
+def test_a_round_is_done_with_its_last_phase(digits: Federated) -> None:
+    run = atoll.simulate(job(atoll.Channel()), digits, workers=0)
+    noted = [fact for fact in run.facts if fact["what"] == "round"]
+    assert [(fact["round"], fact["phase"], fact.get("complete", True)) for fact in noted] == [
+        (t, phase, phase == "train") for t in (1, 2, 3) for phase in ("gradient", "train")
+    ]
+    assert "trained for 2 rounds" in result(run.about, noted[:5])
 
 
 def test_a_budget_ends_between_rounds_and_calibration_is_enough(digits: Federated) -> None:

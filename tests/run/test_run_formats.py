@@ -12,9 +12,10 @@ from safetensors.numpy import load_file
 
 from atoll.core.wire import Mismatch
 from atoll.data import build
+from atoll.job.catalogue import BadJob
 from atoll.job.file import from_table
 from atoll.job.job import Job
-from atoll.journal import read, reopen
+from atoll.journal import read, reopen, rounds_done
 from atoll.journal.read import FORMAT, NoRun, OtherFormat
 from atoll.methods import FedAvg
 from atoll.models import softmax
@@ -150,3 +151,19 @@ def test_formats_of_nobody_and_of_newer_releases_are_refused(old: Path, text: st
     for how in (read, reopen):
         with pytest.raises(OtherFormat, match=sentence):
             how(old)
+
+
+def test_a_model_of_the_release_predicts_though_its_channel_is_refused_now(old: Path) -> None:
+    """Release 0.1 took a LightSum whose halves could be told of two sums, and wrote it into the folder."""
+    path = old / "job.toml"
+    light = '{ use = "light_sum", privacy = 0.5, target = 0.7 }'
+    path.write_text(path.read_text().replace('combine = { use = "sum" }', f"combine = {light}"))
+    with pytest.raises(BadJob, match=r"target above 0\.75"):
+        from_table(read(old).job)
+    assert open_run(old).params.keys() == load_file(old / "model.safetensors").keys()
+
+
+def test_a_round_that_is_not_complete_is_not_counted_as_done() -> None:
+    facts = [{"what": "round", "round": 1}, {"what": "round", "round": 2, "complete": False}]
+    assert [rounds_done(facts[:k]) for k in range(3)] == [0, 1, 1]
+    assert rounds_done([*facts, {"what": "round", "round": 2}, {"what": "end", "round": 2, "complete": False}]) == 2

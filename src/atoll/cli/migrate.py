@@ -8,7 +8,7 @@ from pathlib import Path
 
 from atoll.core.disk import replace_file
 from atoll.job.catalogue import BadJob
-from atoll.job.migrate import ChangedLine, kind_of, rewrite
+from atoll.job.migrate import ChangedLine, kind_of, other_defaults, rewrite
 
 BACKUP = ".0.1"  # after the whole name
 
@@ -25,6 +25,8 @@ def migrate_files(files: list[Path], *, check: bool) -> None:
     """
     planned = [(path, *_planned(path)) for path in files]
     for path, old, new, changes in planned:
+        for sentence in other_defaults(tomllib.loads(old.decode())):
+            sys.stdout.write(f"{path}: {sentence}\n")
         if not changes:
             sys.stdout.write(f"{path}: nothing to change\n")
             continue

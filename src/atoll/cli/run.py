@@ -176,8 +176,10 @@ class Progress:
         self._show(live_only=True)
 
     def _round(self, facts: Any) -> None:
+        from atoll.journal import rounds_done
+
         self._show()  # the round before, with what was seen after it
-        self._done = facts["round"]
+        self._done = rounds_done([{"what": "round", **facts}])
 
     def _end(self, facts: Any) -> None:
         self._said = 0.0

@@ -99,14 +99,14 @@ def stop_run(run: Path) -> None:
 def status(run: Path) -> RunStatus:
     """Put together what the journal has, what the server said last, and whether it is running."""
     from atoll.core.effects import number
-    from atoll.journal import read
+    from atoll.journal import read, rounds_done
     from atoll.runtimes.network.server.monitor import last_said, server_of
 
     record = read(run)
     facts, said = record.facts, last_said(run)
     live = server_of(run) is not None
     rounds = [fact for fact in facts if fact["what"] == "round"]
-    done, planned = int(number(rounds[-1], "round") or 0) if rounds else 0, record.job.get("rounds")
+    done, planned = rounds_done(facts), record.job.get("rounds")
     planned = planned if isinstance(planned, int) else None
     state, reason = _state(run, facts, said, live)
     if live and state == "running":

@@ -21,6 +21,7 @@ from atoll.data.federated import Federated, Silos
 from atoll.data.table import standard
 from atoll.job.assemble import assemble
 from atoll.job.job import Channel, Job
+from atoll.journal import rounds_done
 from atoll.methods.schedule import rate
 from atoll.methods.trained import Alone
 from atoll.metrics import spread
@@ -180,7 +181,7 @@ def compare(
     metric = _headline(job, evaluation)
     progress("federated")
     run = simulate(job, data, seed)
-    rounds = max((f["round"] for f in run.facts if f["what"] == "round"), default=job.rounds)
+    rounds = rounds_done(run.facts) or job.rounds
     share = job.select.expected(len(data)) / len(data)
     passes = max(1, round(rounds * share * method.passes))
     chosen = np.unique(np.linspace(0, len(data) - 1, min(MOST, len(data))).astype(int))

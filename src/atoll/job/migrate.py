@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from atoll.core.renames import FIELDS, PARTS
 from atoll.job.catalogue import BadJob
-from atoll.job.renames import DATA, KEYS, METRICS, POLICY, POLICY_KEYS
+from atoll.job.renames import DATA, DEFAULTS, KEYS, METRICS, POLICY, POLICY_KEYS
 from atoll.job.spans import Path, Span, scan
 
 FileKind = Literal["job", "policy"]
@@ -81,6 +81,19 @@ def rewrite(text: str) -> tuple[str, list[ChangedLine]]:
     for start, end, new in sorted(pieces, reverse=True):
         text = text[:start] + new + text[end:]
     return text, sorted(changes)
+
+
+def other_defaults(said: Mapping[str, object]) -> list[str]:
+    """Say of a job which fields it leaves to a default that is not release 0.1's."""
+    found = []
+    for key in ("method", "combine"):
+        part = said.get(key)
+        use = part.get("use") if isinstance(part, Mapping) else part
+        if isinstance(use, str) and use in DEFAULTS:
+            field, meaning = DEFAULTS[use]
+            if isinstance(part, str) or field not in cast("Mapping[str, object]", part):
+                found.append(f"{key}.{field} is left out: {meaning}")
+    return found
 
 
 def of_release_0_1(said: Mapping[str, object]) -> str:

@@ -18,3 +18,10 @@ POLICY_KEYS = {
     *POLICY, *POLICY.values(),
     "servers", "methods", "models", "allow_plain", "require", "allow_metrics", "roster", "hours", "parts", "max_memory",
 }  # fmt: skip
+# By part: a field that a file may leave out, and what leaving it out means now.
+_ADAM = "without it the steps are not corrected for bias; bias_correction = true gives those of release 0.1"
+DEFAULTS = {
+    "fedadam": ("bias_correction", _ADAM),
+    "fedyogi": ("bias_correction", _ADAM),
+    "light_sum": ("privacy", "it is 0.3 now and was 0.5, with which a target above 0.75 is needed"),
+}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from atoll.job.renames import METRICS
 from atoll.journal.sealed import Damaged, load, unseal
 
 FORMAT = 2
+_COUNTED = ("start", "resume", "round", "empty", "evaluation", "end")  # facts whose `round` counts rounds
 CHECKPOINTS = {1: "keep", 2: "checkpoints"}  # by format
 # What facts of release 0.1 call things.
 FACTS = {"look": "evaluation"}
@@ -93,8 +94,7 @@ class RunRecord:
 
     def done(self) -> int:
         """Return how many rounds were done, as the facts say; at least one if there is a checkpoint after the first."""
-        said = max((int(number(f, "round") or 0) for f in self.facts if f["what"] == "round"), default=0)
-        return said or int(any(path.stem.strip("0") for path in self._checkpoints()))
+        return rounds_done(self.facts) or int(any(path.stem.strip("0") for path in self._checkpoints()))
 
     def memory(self) -> Tree | None:
         """Return the newest checkpoint that is whole, or None."""
@@ -120,6 +120,14 @@ class RunRecord:
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.folder / CHECKPOINTS[self.format]).glob("*.safetensors"))
+
+
+def rounds_done(facts: Iterable[Mapping[str, object]]) -> int:
+    """Return how many rounds facts say are done; one whose fact has `complete: false` is asked again, or goes on."""
+    said = [fact for fact in facts if fact["what"] in _COUNTED]
+    return max(
+        (int(number(f, "round") or 0) - (f["what"] != "end" and f.get("complete") is False) for f in said), default=0
+    )
 
 
 def _rounds(memory: Tree) -> int:

@@ -280,24 +280,12 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
     method, history, t = plan.method, run.history, run.history.t
     name, phases = method.phase(run.state), method.phases
     phase, exchange = phases[name], plan.exchanges[name]
-    population = Population(plan.sizes, plan.online(t))
-    missing = method.missing(run.state)
-    if missing is not None:
-        pick = Pick(_there(missing, population))
-    elif phase.same_cohort and run.cohort is not None:
-        pick = Pick(_there(run.cohort, population))
-    elif run.drawn is not None:
-        pick = Pick(_there(run.drawn, population))
-    else:
-        pick = plan.select.pick(t, population, history, run.select, world)
-        if world.secret and plan.select.sampling(len(plan.sizes)).kind == "poisson":
-            # A server that fails now must not draw again: who is drawn twice takes part more often than is accounted.
-            await checkpoint(_memory(run._replace(drawn=pick.cohort)))
+    pick = await _picked(plan, run, phase, world)
     run = run._replace(drawn=None)
     spent = plan.spent(t + 1) if plan.spent else {}
     if not len(pick.cohort):
-        await note("empty", round=history.rounds + 1, **spent)
         rounds = history.rounds + (len(phases) == 1)
+        await note("empty", round=history.rounds + 1, **spent, **({} if len(phases) == 1 else {"complete": False}))
         state = run.begun if phase.same_cohort else run.state
         history = replace(history, t=t + 1, rounds=rounds, update_norm=None)
         return _in_vain(run._replace(state=state, history=history, cohort=None), name)
@@ -313,17 +301,18 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
         _check_state(state, t)
     moved = method.update_norm(run.state, state)
     said: dict[str, Any] = {"update_norm": moved} if moved is not None else {}
-    said |= {"phase": name} if len(phases) > 1 else {}
     said |= {"parties": replies.parties.tolist()} if world.watched and len(replies) <= SHOWN else {}
     if phase.same_cohort and not enough:
         state = run.begun  # those who were asked before are too few now: the round begins again, and counts
     over = method.complete(state) and (enough or (len(phases) == 1 and plan.quorum is None))
     rounds = history.rounds + bool(over)
     about = {**_facts(exchange, plan.costs[name], question, pick, replies), **_lacking(plan.quorum, replies)}
+    said |= ({"phase": name} if len(phases) > 1 else {}) | ({} if over else {"complete": False})
     await note("round", round=history.rounds + 1, **about, **facts, **spent, **said)
     elapsed = replies.facts.get("elapsed", history.elapsed)
-    whole = moved if run.begun is run.state else method.update_norm(run.begun, state)
-    whole = whole if over and enough else None  # of a round that moved nothing: none
+    whole = None  # of a round that moved nothing
+    if over and enough:
+        whole = moved if run.begun is run.state else method.update_norm(run.begun, state)
     if run.used is not None and enough:
         run.used[replies.parties] = t - replies.each.get("age", np.zeros(len(replies), np.int64))
         await settle(run.used)
@@ -333,6 +322,21 @@ async def _ask(plan: Federate, run: _Run, world: World) -> _Run:
         replies.parties if enough else None, state if over else run.begun, 0 if enough else run.in_vain,
     )  # fmt: skip
     return after if enough or over else _in_vain(after, name)
+
+
+async def _picked(plan: Federate, run: _Run, phase: Phase, world: World) -> Pick:
+    """Decide whom to ask: those who are missing, those of the phase before, those drawn before a failure, or a draw."""
+    population = Population(plan.sizes, plan.online(run.history.t))
+    missing = plan.method.missing(run.state)
+    again = missing if missing is not None else run.cohort if phase.same_cohort else None
+    again = run.drawn if again is None else again
+    if again is not None:
+        return Pick(_there(again, population))
+    pick = plan.select.pick(run.history.t, population, run.history, run.select, world)
+    if world.secret and plan.select.sampling(len(plan.sizes)).kind == "poisson":
+        # A server that fails now must not draw again: who is drawn twice takes part more often than is accounted.
+        await checkpoint(_memory(run._replace(drawn=pick.cohort)))
+    return pick
 
 
 def _lacking(quorum: Quorum | None, replies: Replies) -> dict[str, Any]:
@@ -357,8 +361,8 @@ def _in_vain(run: _Run, phase: str) -> _Run:
     """Count asks in a row that came to nothing; end a run that does not get anywhere."""
     if run.in_vain >= MAX_IN_VAIN:
         raise Mismatch(
-            f"phase {phase}: {MAX_IN_VAIN} asks in a row had too few answers, so the run stopped: select more parties, "
-            "or start those that are missing; the last checkpoint is whole"
+            f"phase {phase}: {MAX_IN_VAIN} asks in a row had too few answers, so the run stopped: facts.jsonl has why "
+            "parties declined; select more, or start those that are missing; the last checkpoint is whole"
         )
     return run._replace(in_vain=run.in_vain + 1)
 

@@ -11,6 +11,7 @@ import numpy as np
 from atoll.core.disk import replace_file
 from atoll.core.errors import Unwritable
 from atoll.core.tree import Array
+from atoll.journal import rounds_done
 from atoll.report import figures as fig
 from atoll.report import privacy, roles
 from atoll.report.draw import About, Fact, Facts, draw, number
@@ -135,7 +136,7 @@ def _simulated(about: About) -> str:
 
 
 def _done(facts: Facts) -> int:
-    return max((f["round"] for f in facts if f["what"] in ("round", "empty", "evaluation", "end")), default=0)
+    return rounds_done(facts)
 
 
 def wall(facts: Facts) -> float:

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.journal import read
-from atoll.journal.read import NoRun
+from atoll.journal.read import FORMAT, NoRun
 from atoll.runtimes.run import Run
 
 if TYPE_CHECKING:
     from atoll.data.federated import Federated
 
+_CHANNEL = ("stages", "combine")
+
 
 def open_run(folder: str | Path, data: Federated | None = None) -> Run:
     """Return the run in a folder, of this release or of release 0.1. Its state is that of the newest checkpoint.
 
-    The parts that the folder's job names are imported, as by `atoll run`: open folders that you trust.
+    The parts that the folder's job names are imported, as by `atoll run`: open folders that you trust. The
+    channel of a job of release 0.1 is not read: it may be one that is refused now.
 
     Args:
         folder: the run folder.
@@ -48,7 +51,9 @@ def open_run(folder: str | Path, data: Federated | None = None) -> Run:
         raise NoRun(f"{folder} holds no whole checkpoint{found}: run its job.toml again")
     for sentence in damaged:
         warnings.warn(sentence, stacklevel=2)
-    said = any_from_table(record.job)
+    old = record.format < FORMAT
+    table = {key: value for key, value in record.job.items() if not (old and key in _CHANNEL)}
+    said = any_from_table(table)
     if isinstance(said, RoleJob):
         raise NoRun(f"{folder} holds a program with roles: each role has a model of its own, in model-ROLE.safetensors")
     method = said.job.method.bind(summary_of(build(said.data, said.seed) if data is None else data))

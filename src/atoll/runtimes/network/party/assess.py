@@ -165,7 +165,7 @@ def assess(session: Session, server: str, address: str) -> Assessment:
     words.append(f"in a policy\n  this job is {manifest.job}\n  this model is {manifest.model}")
     return Assessment(
         manifest, "\n\n".join(words), questions, conversations, answers, planned, costs, plan, most, evaluating,
-        batches=batches,
+        seed=said.seed, batches=batches,
     )  # fmt: skip
 
 

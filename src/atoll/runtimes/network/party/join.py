@@ -188,7 +188,7 @@ def sides_of(
     mine = PartySession(welcome.number, identity, policy.min_cohort, 2**31, Spent(spent), SignedLists(sums), batches)
     found = {}
     for phase, (combine, wire) in assessed.conversations.items():
-        setting = Setting(phase, session.world(0), welcome.manifest, lambda: members)
+        setting = Setting(phase, session.world(assessed.seed), welcome.manifest, lambda: members)
         side = combine.client(wire, setting, mine)
         assert side is not None
         found[phase] = side

@@ -64,6 +64,7 @@ class Assessment:
     evaluations: int = 0  # on this party's own test data, at most
     evaluating: AnswerCost = UNLIMITED  # what each of them costs
     a_round: int = 1  # answers of a round, as a policy counts rounds
+    seed: int = 0  # of the job
     batches: tuple[tuple[int, ...], ...] = ()  # that cohorts are made of, as the job cuts them
 
     def allows(self, given: Counter[str]) -> bool:

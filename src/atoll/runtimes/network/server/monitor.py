@@ -20,7 +20,7 @@ from typing import Self, cast
 from atoll.core.disk import replace_file
 from atoll.core.effects import Note, number
 from atoll.core.errors import Unwritable
-from atoll.journal import Past
+from atoll.journal import Past, rounds_done
 from atoll.journal.sealed import seal, unseal
 from atoll.runtimes.network.server.disk import hold_soon, is_held
 from atoll.runtimes.network.server.health import FULL, Endpoint, ServerStatus, Standing
@@ -109,7 +109,7 @@ class Monitor:
             if note.what == "rejected":
                 self._rejected[str(note.facts["party"])] += 1
             if note.what in ("start", "resume", "round"):
-                self._state, self._round = "running", note.t
+                self._state, self._round = "running", rounds_done([{"what": note.what, **note.facts}])
             if note.what == "round":
                 self._seconds, self._count = self._seconds + (note.number("seconds") or 0.0), self._count + 1
                 spent = note.number("epsilon")
