@@ -253,12 +253,12 @@ def sockets(one: Audited) -> Seen:
         cluster.ends(server, 900)
         stated = next(fact["epsilon"] for fact in cluster.facts("round") if fact["round"] == one.rounds)
         features = data.train.x.shape[1]
-        models, vectors = (np.fromfile(folder / f"{name}.bin") for name in ("models", "vectors"))
+        seen = np.fromfile(folder / ("vectors.bin" if one.kind == "local" else "models.bin"))
     if one.kind == "local":
-        table = vectors.reshape(-1, features + 3)  # the ask, the party, weights and a bias
+        table = seen.reshape(-1, features + 3)  # the ask, the party, weights and a bias
         there = table[:, 1] % 2 == 0
         return Seen(stated, table[there, 2] / one.clip, table[~there, 2] / one.clip)
-    by_ask = {int(row[0]): row[1:-1] for row in models.reshape(-1, features + 2)}
+    by_ask = {int(row[0]): row[1:-1] for row in seen.reshape(-1, features + 2)}
     after = np.array([by_ask[t] for t in range(0, trials * one.rounds + 1, one.rounds)])
     divisor = 1 if one.kind == "example" else one.job().select.expected(one.n)
     return split(one, stated, np.diff(after, axis=0) * divisor)
