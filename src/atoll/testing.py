@@ -518,7 +518,7 @@ def check_program(
 
     Of every program: answers are computed twice, and all but what is sealed or secret must not differ; a role of many
     parties answers for a group as for each of them alone; every message is written and read as on the network; a run
-    that is resumed at any checkpoint leaves the same bits.
+    that is resumed at any checkpoint is bit-for-bit reproducible.
 
     A program with roles is also run with a session that is lost. A program whose parties hold splits of samples, as
     `atoll.assemble(job, data).program` does, is also run with an answer that is lost: it folds only what is declared,

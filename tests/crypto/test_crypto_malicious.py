@@ -464,14 +464,14 @@ def test_rounds_beyond_the_policy() -> None:
 def test_noise_in_shares_wants_enough_to_the_end() -> None:
     """Survivors are counted before anything is signed, in the complete graph and in a sparse one."""
     cohort = Cohort(6)
-    cohort = Cohort(6, identities=cohort.identities, agreed=replace(cohort.agreed, floor=6))
+    cohort = Cohort(6, identities=cohort.identities, agreed=replace(cohort.agreed, job_min_cohort=6))
     cohort.until("consistent", drop={5: "masked"})
     refused(cohort, "consistent", 0, survivors(0, 1, 2, 3, 4), "a sum of 5 vectors: the job has 6 or none")
     sparse = Sparse(0.05, 0.1)
     k, t = parameters(60, sparse)
     policy = SecurePolicy(n_min=3, size=1, sparse=sparse)
     cohort = Cohort(60, t=t, size=1, neighbours=k, policy=policy)
-    cohort = replace(cohort, agreed=replace(cohort.agreed, floor=59))
+    cohort = replace(cohort, agreed=replace(cohort.agreed, job_min_cohort=59))
     cohort.until("consistent", drop={7: "masked"})
     cohort.answer("consistent", 0, survivors(*(i for i in range(60) if i != 7)))
     refused(

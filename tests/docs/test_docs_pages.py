@@ -18,7 +18,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Words of release 0.1, images of houses, doors, coins, voices and lagoons, and figures beside a target.
 OLD = re.compile(
     r"\b(rooms?|halls?|conductor|seats?|sittings?|moderator|dialogue|crew|lagoons?|voices?|coins?|doors?|houses?|"
-    r"order of talk|(go|goes|gone|went) on with|to the same bits|each way|of unbounded length|"
+    r"order of talk|(go|goes|gone|went) on with|(go|goes) on by|the same bits|each way|of unbounded length|"
     r"(was|were) asked for \d|asked \d|at most [\d.]+ s was|goal of \d)\b",
     re.IGNORECASE,
 )

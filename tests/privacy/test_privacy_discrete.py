@@ -16,7 +16,7 @@ from scipy.stats import chi2, ks_2samp
 from atoll.core.keys import rng
 from atoll.core.tree import Array
 from atoll.privacy import AddressedBits, Bits, SecureBits, discrete_gaussian
-from atoll.privacy.discrete import _coarse, _heads, _invert, _reach, _signed_table, _Table, _table, _weights, sum_gap
+from atoll.privacy.discrete import _accept, _coarse, _invert, _reach, _signed_table, _Table, _table, _weights, sum_gap
 
 
 def pmf(sigma: float, reach: int) -> Array:
@@ -161,7 +161,7 @@ def test_inversion_is_right_when_thresholds_share_their_high_word() -> None:
 
 
 @pytest.mark.parametrize("sigma", [2049.0, 4096.0, 5000.5, 1e9])
-def test_a_cell_is_kept_for_sure_only_where_the_exact_coin_agrees(sigma: float) -> None:
+def test_a_cell_is_kept_for_sure_only_where_the_exact_draw_agrees(sigma: float) -> None:
     coarse = _coarse(sigma)
     widest = (1 << coarse.shift) - 1
     for h in (0, 1, 500, 5000, len(coarse.sure) - 1):
@@ -173,12 +173,12 @@ def test_a_cell_is_kept_for_sure_only_where_the_exact_coin_agrees(sigma: float) 
             assert chance - mpmath.mpf(int(coarse.sure[h])) / 2**64 < 0.02
 
 
-def test_a_coin_shows_heads_below_its_chance() -> None:
+def test_a_draw_is_accepted_below_its_chance() -> None:
     with mpmath.workdps(80):
         chance = int(mpmath.exp(-mpmath.mpf(3) / 7) * mpmath.mpf(2) ** 128)
-    for u, heads in ((chance - 1, True), (chance, False), (0, True), (2**128 - 1, False)):
-        assert _heads(Fraction(3, 7), u >> 64, Script((u & 2**64 - 1).to_bytes(8, "little"))) is heads
-    assert _heads(Fraction(0), 2**64 - 1, Script(b"\xff" * 8))
+    for u, kept in ((chance - 1, True), (chance, False), (0, True), (2**128 - 1, False)):
+        assert _accept(Fraction(3, 7), u >> 64, Script((u & 2**64 - 1).to_bytes(8, "little"))) is kept
+    assert _accept(Fraction(0), 2**64 - 1, Script(b"\xff" * 8))
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1000.0, 5000.0])

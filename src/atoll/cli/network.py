@@ -84,7 +84,7 @@ def serve_job(
             )  # fmt: skip
         except KeyboardInterrupt:
             progress.close()
-            say("stopped", f"stopped; nothing is lost. Go on by serving the same job with --run {quote(str(run))}")
+            say("stopped", f"stopped; nothing is lost. To resume, serve the same job with --run {quote(str(run))}")
             raise
         except AtollError as error:
             raise RunEnded(str(error)) if began else error from None

@@ -10,7 +10,7 @@ TEMPLATE = """\
 # {name}: a federation, described. Try it: atoll explain {name}.toml, then atoll run {name}.toml
 name = "{name}"
 rounds = 50          # at most; see stop
-seed = 0             # of everything random: the same seed gives the same bits
+seed = 0             # of everything random: a run is bit-for-bit reproducible
 eval_every = 1            # rounds between two evaluations
 
 # Whose data: a data set (atoll list data) and how it is divided (atoll list split, or by a key of the data).

@@ -93,7 +93,7 @@ def stop_run(run: Path) -> None:
     if status(run)["state"] == "finished":
         sys.stdout.write("stopped; the run had finished\n")
         return
-    sys.stdout.write(f"stopped; nothing is lost. Go on by serving the same job with --run {quote(str(run))}\n")
+    sys.stdout.write(f"stopped; nothing is lost. To resume, serve the same job with --run {quote(str(run))}\n")
 
 
 def status(run: Path) -> RunStatus:

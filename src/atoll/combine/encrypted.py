@@ -37,8 +37,8 @@ _ASSUMING = {
 class EncryptedSum(Combine):
     """Add vectors under homomorphic encryption; a key holder that is not the server decrypts the sum.
 
-    The first parties by number hold the key, a new one for each round. A simulation adds the integers directly, which
-    gives the same bits, and says so.
+    The first parties by number hold the key, a new one for each round. A simulation adds the integers directly, bit
+    for bit as the protocol would, and says so.
 
     Needs: a ring; a server and key holders that follow the protocol and do not collude.
     Reveals: the sum and who took part to the server; the sum to a single key holder.

@@ -40,8 +40,8 @@ _REVEALS: Mapping[str, Mapping[str, str]] = {
 class LightSum(Combine):
     """Learn the sum through one coded mask for each party (LightSecAgg, So et al. 2022), against a semi-honest server.
 
-    The server's work does not depend on how many parties drop out. A simulation adds the integers directly, which gives
-    the same bits, and says so.
+    The server's work does not depend on how many parties drop out. A simulation adds the integers directly, bit for bit
+    as the protocol would, and says so.
 
     Needs: a ring whose sums fit 30 bits and a sign, and the other parties' keys from a source that is not the server.
     Reveals: the sum and who took part to the server; nothing of a single vector.

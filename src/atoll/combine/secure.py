@@ -42,7 +42,7 @@ class SecureSum(Combine):
     """Learn the sum of more than `threshold` of the cohort and nothing else, also against a malicious server.
 
     The protocol is Bonawitz et al. (2017) with its five messages: signed keys, shares, masked vectors, signed
-    survivors, unmasking. A simulation adds the integers directly, which gives the same bits, and says so.
+    survivors, unmasking. A simulation adds the integers directly, bit for bit as the protocol would, and says so.
 
     Needs: a ring, and the other parties' keys from a source that is not the server.
     Reveals: the sum and who took part to the server; nothing of a single vector.

@@ -163,7 +163,7 @@ Packed = bytes  # by another name: an encoding has a method of that one
 
 
 class Encoding(Protocol):
-    """How one row is written as bytes, and read back to the same bits. What cannot be read raises a ValueError."""
+    """How one row is written as bytes, and read back bit for bit. What cannot be read raises a ValueError."""
 
     def bytes(self, size: int) -> int: ...
     def pack(self, row: Array) -> Packed: ...

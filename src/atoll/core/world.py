@@ -2,7 +2,7 @@
 
 A simulation and a federation between real parties run the same parts. What differs is one value, which reaches
 methods, stages, combines and models. Public draws come from the job's seed in every world, so that all parties and the
-server agree on them. Private draws (noise, masks, roundings, coins of private batches) have an address in a
+server agree on them. Private draws (noise, masks, roundings, samples of private batches) have an address in a
 simulation, so that runs repeat; between real parties they come from the operating system of whoever draws.
 """
 

@@ -90,7 +90,8 @@ class Agreement:
         min_cohort: fewer parties than this are neither asked for a sum nor in it, by one's own policy.
         rounds: round numbers stay below this, by one's own policy.
         batches: a sum has all parties of a batch or none, by one's own policy.
-        floor: a sum has so many vectors at least, by the job: their noise together is enough, or the cohort is whole.
+        job_min_cohort: a sum has so many vectors at least, by the job: their noise together is enough, or the cohort is
+            whole.
     """
 
     agreement: bytes
@@ -102,7 +103,7 @@ class Agreement:
     min_cohort: int = 3
     rounds: int = 2**32
     batches: tuple[tuple[int, ...], ...] = ()
-    floor: int = 0
+    job_min_cohort: int = 0
 
     def __post_init__(self) -> None:
         keys = {member.key for member in self.members.values()}
@@ -145,8 +146,8 @@ class Agreement:
         """Refuse to open a sum of too few vectors, or of a part of a batch."""
         few = len(among) < self.min_cohort
         refuse_if(few, f"a sum of {len(among)} vectors: {self.min_cohort} are the least", Abort)
-        short = len(among) < self.floor
-        refuse_if(short, f"a sum of {len(among)} vectors: the job has {self.floor} or none", Abort)
+        short = len(among) < self.job_min_cohort
+        refuse_if(short, f"a sum of {len(among)} vectors: the job has {self.job_min_cohort} or none", Abort)
         cut = next((batch for batch in self.batches if 0 < len(set(batch) & set(among)) < len(batch)), ())
         refuse_if(bool(cut), f"the sum has some of the batch {cut} and not all: whole_batches forbids it", Abort)
 

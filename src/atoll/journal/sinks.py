@@ -12,7 +12,7 @@ from atoll.core.errors import NotInstalled
 
 
 def scalars(note: Note) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a look or a round, named as `Run.curve` names them: test.accuracy, bytes_up."""
+    """Yield the numbers of an evaluation or a round, named as `Run.curve` names them: test.accuracy, bytes_up."""
     if note.what not in ("evaluation", "round"):
         return
     split = f"{note.facts['split']}." if note.what == "evaluation" else ""

@@ -21,7 +21,7 @@ class Journal:
     """The facts and checkpoints of a run, in a folder or (without one) in memory.
 
     A checkpoint is written at most once in `rest` seconds and when the run ends. A run is a function of its seed, so
-    what is computed again after a crash has the same bits.
+    what is computed again after a crash is bit-for-bit reproducible.
 
     Args:
         folder: the run folder. Default: memory only.

@@ -79,13 +79,13 @@ def poisson_batches(group: Group, epochs: int, batch: int | None) -> MiniBatches
 
 def _drawn(source: Source, n: int, q: float, steps: int) -> list[Array]:
     """Draw the samples of every step, each with probability q."""
-    if source.secret:  # whoever could repeat the coins would know which batch hides an example
-        limit = np.uint64(min(q * 2.0**64, 2.0**64 - 2048))  # of q = 1 every coin but one in 2^53
+    if source.secret:  # whoever could repeat the draws would know which batch hides an example
+        limit = np.uint64(min(q * 2.0**64, 2.0**64 - 2048))  # of q = 1 every draw but one in 2^53
         return [np.flatnonzero((source.words(n, "uint64") < limit) | (q >= 1)) for _ in range(steps)]
-    coins = source.generator()
-    # How many heads, then whose: the same distribution as a coin each, at the cost of the batch only.
-    sizes = coins.binomial(n, q, steps)
-    return [coins.choice(n, m, replace=False, shuffle=False) for m in sizes.tolist()]
+    rng = source.generator()
+    # How many, then which: the same distribution as one draw for each sample, at the cost of the batch only.
+    sizes = rng.binomial(n, q, steps)
+    return [rng.choice(n, m, replace=False, shuffle=False) for m in sizes.tolist()]
 
 
 def round_up(n: int) -> int:

@@ -35,7 +35,7 @@ def _fit(model: Model, begin: FitStart, group: Group, plan: MiniBatches, k: int,
     start, step, join = _compiled(model, how, begin.linear is not None, example_dp.grid(group.world))
     rate, share = (np.asarray(v, model.dtype) for v in (lr, 1 / expected(group.size[k], how.batch)))
     p, o, p0 = start(begin.w, rate, begin.centre)
-    # No coin may decide whether a step is taken: one that drew nobody takes its noise all the same.
+    # No draw may decide whether a step is taken: an empty batch takes its noise all the same.
     for s in range(int(mine.steps)):
         noise = example_dp.noise(group, k, s, model.size, model.dtype)
         p, o = step(p, o, p0, x, y, rows[s], real[s], noise, share, rate, begin.linear)

@@ -36,7 +36,7 @@ def _fit(model: Model, start: FitStart, group: Group, plan: MiniBatches, k: int,
     fill, update = engine._optimiser(how.optimiser)
     memory = [v.new_full(v.shape, value) for value in fill]
     total, share = _clipped_sum(model, example_dp.clip), 1 / int(expected(group.size[k], how.batch))
-    # No coin may decide whether a step is taken: one that drew nobody takes its noise all the same.
+    # No draw may decide whether a step is taken: an empty batch takes its noise all the same.
     for s in range(int(plan.steps[k])):
         g = total(v, group, plan.rows[k, s, : plan.real[k, s]])
         if grid:

@@ -207,12 +207,12 @@ def _spread(sigma: float, n: int, bits: Bits) -> Array:
         word = _words(m, bits)
         place = (word & np.uint64((1 << coarse.shift) - 1)).astype(np.int64)
         minus = word >> np.uint64(63) == 1
-        coin = _words(m, bits)
+        drawn = _words(m, bits)
         size = (cell << coarse.shift) + place
         kept = (size != 0) | ~minus  # or zero would come twice, with either sign
-        for at in np.flatnonzero(coin >= coarse.sure[cell]):
+        for at in np.flatnonzero(drawn >= coarse.sure[cell]):
             x = _exponent(sigma, int(place[at]), int(cell[at]) << coarse.shift)
-            kept[at] &= _heads(x, int(coin[at]), bits)
+            kept[at] &= _accept(x, int(drawn[at]), bits)
         out[missing[kept]] = np.where(minus, -size, size)[kept]
         missing = missing[~kept]
     return out
@@ -222,9 +222,9 @@ def _exponent(sigma: float, place: int, start: int) -> Fraction:
     return Fraction(place * (2 * start + place)) / (2 * Fraction(sigma) ** 2)
 
 
-def _heads(x: Fraction, coin: int, bits: Bits) -> bool:
-    """Toss a coin that shows heads with exp(−x): compare 128 bits, of which the first 64 are given."""
-    full = coin << 64 | int.from_bytes(bits.bytes(8), "little")
+def _accept(x: Fraction, drawn: int, bits: Bits) -> bool:
+    """Return true with probability exp(−x): compare 128 bits, of which the first 64 are given."""
+    full = drawn << 64 | int.from_bytes(bits.bytes(8), "little")
     chance = _EXACT.exp(_EXACT.divide(Decimal(-x.numerator), Decimal(x.denominator)))
     return full < int(_EXACT.multiply(chance, 1 << 128))
 

@@ -185,7 +185,7 @@ class Federate(Program):
         return tuple(found)
 
     def handlers(self, role: str, agreed: Agreed) -> Mapping[str, Handler]:
-        """Return how a party answers, and how the server judges on test data of its own."""
+        """Return how a party answers, and how the server evaluates on test data of its own."""
         found: dict[str, Handler] = {
             f"{name}/contribute": Contribute(self.method, name, exchange.stages, exchange.start)
             for name, exchange in self.exchanges.items()

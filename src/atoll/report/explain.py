@@ -136,12 +136,12 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     # Before the first round, and after the last.
     evaluations = 1 + -(-rounds // a.job.eval_every) if "local" in program.splits else 0
     own, theirs = program.evaluation_cost
-    both, judged = each.up + each.down, (own.up + own.down) * evaluations
-    looked = judged * len(data) + (theirs.up + theirs.down) * evaluations
+    both, evaluated = each.up + each.down, (own.up + own.down) * evaluations
+    evaluated_all = evaluated * len(data) + (theirs.up + theirs.down) * evaluations
     round_ = both * called + holders.up + holders.down
     lines = [
         f"a party sends {in_bytes(each.up)} and receives {in_bytes(each.down)} in a round it takes part in",
-        f"a round moves {bound} {in_bytes(round_)}, the whole job {bound} {in_bytes(round_ * rounds + looked)}",
+        f"a round moves {bound} {in_bytes(round_)}, the whole job {bound} {in_bytes(round_ * rounds + evaluated_all)}",
         f"a party takes part about {per_party:,.1f} times: {in_bytes(both * per_party)}",
     ]
     if holders.questions:
@@ -149,8 +149,8 @@ def _cost(a: Assembled, data: Federated) -> tuple[str, list[str]]:
     if evaluations:
         lines.append(
             f"of the whole, all {len(data):,} parties receive the model {evaluations:,} times to evaluate it on their "
-            f"own data, and send {in_bytes(own.up)} of sums each time: {in_bytes(judged)} each, "
-            f"{in_bytes(looked)} together"
+            f"own data, and send {in_bytes(own.up)} of sums each time: {in_bytes(evaluated)} each, "
+            f"{in_bytes(evaluated_all)} together"
         )
     often = f"{each.questions} in a round" + (f", {own.questions} in an evaluation" if evaluations else "")
     lines.append(

@@ -252,11 +252,11 @@ def caption(group: str, about: About, facts: Facts) -> str:
     if group == "traffic":
         up, down = (float(fig.rounds(facts, name)[1].sum()) for name in ("bytes_up", "bytes_down"))
         said = f"{in_bytes(up)} went up from the parties and {in_bytes(down)} down to them, all parties together"
-        judged = [f for f in facts if f["what"] == "evaluation" and "bytes_down" in f]
-        up, down = (sum(f[name] for f in judged) for name in ("bytes_up", "bytes_down"))
+        evaluated = [f for f in facts if f["what"] == "evaluation" and "bytes_down" in f]
+        up, down = (sum(f[name] for f in evaluated) for name in ("bytes_up", "bytes_down"))
         taken = f"{in_bytes(up)} up and {in_bytes(down)} down"
-        more = f"; {count(len(judged), 'evaluation')} on their own data took another {taken}"
-        return f"Traffic: {said}{more if judged else ''}."
+        more = f"; {count(len(evaluated), 'evaluation')} on their own data took another {taken}"
+        return f"Traffic: {said}{more if evaluated else ''}."
     if group in ("privacy", "answers", "compression"):
         return privacy.caption(group, about, facts)
     return _times(fig.phases(about, facts)[1])

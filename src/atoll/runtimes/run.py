@@ -221,9 +221,9 @@ def on_ray(
 
 def _train(
     job: Job, data: Federated, world: World, out: str | Path | None, resume: str | Path | None, sinks: tuple[Sink, ...],
-    hands: dict[str, Any],
+    executor: dict[str, Any],
 ) -> Run:  # fmt: skip
-    """Train with these hands: what a simulator is told of who does the work."""
+    """Train with this executor: what a simulator is told of who does the work."""
     from atoll.data import check
     from atoll.job.catalogue import BadJob
     from atoll.job.file import dumps, to_table
@@ -252,12 +252,12 @@ def _train(
         if folder:
             for sink in sinks:
                 sink(Note("folder", {"path": str(folder)}))
-        if hands.get("workers", 0) is None:
-            hands = {**hands, "workers": how_many(assembled)}
+        if executor.get("workers", 0) is None:
+            executor = {**executor, "workers": how_many(assembled)}
         runtime = Simulator(
             assembled.handlers, assembled.splits, world, availability=Dropouts(job.availability.drop, seed),
             journal=journal, memory=parties, client=peers.sides(assembled) if peers else None,
-            elapsed=float(memory["elapsed"]) if memory else 0.0, **hands,
+            elapsed=float(memory["elapsed"]) if memory else 0.0, **executor,
         )  # fmt: skip
         journal.begin(about, past)
         if memory:

@@ -14,13 +14,13 @@ from atoll.core.tree import Tree
 from atoll.core.world import World
 
 
-def _choose(m: int, coins: np.random.Generator, population: Population) -> Pick:
-    chosen = coins.choice(len(population), min(m, len(population)), replace=False, shuffle=False)
+def _choose(m: int, rng: np.random.Generator, population: Population) -> Pick:
+    chosen = rng.choice(len(population), min(m, len(population)), replace=False, shuffle=False)
     return Pick(_named(np.sort(chosen), population))
 
 
-def _coins(world: World, purpose: str, t: int) -> np.random.Generator:
-    """Return coins that nobody else can toss again: an ε that is amplified by sampling needs a secret sample."""
+def _private_rng(world: World, purpose: str, t: int) -> np.random.Generator:
+    """Return a generator that nobody else can repeat: an ε that is amplified by sampling needs a secret sample."""
     source = world.private(purpose, t)
     return np.random.default_rng(source.words(8, "uint32")) if source.secret else source.generator()
 
@@ -185,9 +185,9 @@ class Poisson(Select):
         return Sampling("poisson", self.rate, varies=True)
 
     def pick(self, t: int, population: Population, history: History, memory: Tree, world: World) -> Pick:
-        # How many heads, then who: the same distribution as a coin each, at the cost of the cohort only.
-        heads = int(_coins(world, "poisson", t).binomial(len(population), self.rate))
-        return _choose(heads, _coins(world, "select", t), population) if heads else Pick(np.arange(0))
+        # How many, then who: the same distribution as one draw for each party, at the cost of the cohort only.
+        number = int(_private_rng(world, "poisson", t).binomial(len(population), self.rate))
+        return _choose(number, _private_rng(world, "select", t), population) if number else Pick(np.arange(0))
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,9 @@ class Pending(NamedTuple):
 class Simulator:
     """Answers a program's questions for all parties.
 
-    Chunks depend on the cohort only, and their sums are added in one order; so the result is the same bits for any
-    number of workers. `loop` asks one party at a time and names the one that fails. Where late answers count (`late`),
-    a clock of simulated seconds says whose answer comes first; what is on its way is not kept.
+    Chunks depend on the cohort only, and their sums are added in one order; so the result is bit-for-bit
+    reproducible for any number of workers. `loop` asks one party at a time and names the one that fails. Where late
+    answers count (`late`), a clock of simulated seconds says whose answer comes first; what is on its way is not kept.
     """
 
     def __init__(

@@ -263,7 +263,7 @@ def check_resumed(job: RoleJob, data: Mapping[str, RoleData | Federated], whole:
 def same_models(
     one: Mapping[str, Mapping[str, Array]], other: Mapping[str, Mapping[str, Array]], sentence: str
 ) -> None:
-    """Every role is left with the same bits."""
+    """Every role is left with the same model, bit for bit."""
     assert one.keys() == other.keys(), sentence
     for role, model in one.items():
         assert model.keys() == other[role].keys(), f"{sentence} (role {role})"

@@ -141,14 +141,14 @@ def converse(
             agreed, questions = _meet(setup, runtime, used)
             begun(agreed)
             begun = _nothing
-            talk = Conversation(setup, runtime, questions, memory)
+            conversation = Conversation(setup, runtime, questions, memory)
             before = memory["program"] if memory else None
             try:
-                found = drive(setup.program.run(setup.who, agreed, setup.world, before), talk)
-                talk.end()
+                found = drive(setup.program.run(setup.who, agreed, setup.world, before), conversation)
+                conversation.end()
             finally:
-                memory = talk.memory
-            return Ended(found, talk.used)
+                memory = conversation.memory
+            return Ended(found, conversation.used)
         except Lost as lost:
             runtime.lost(lost)
             done, why = int(memory["t"]) if memory else 0, lost.why.sentence

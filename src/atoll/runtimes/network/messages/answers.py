@@ -23,7 +23,7 @@ def write_answer(question: Question, tree: Tree) -> bytes:
 
 
 def read_answer(question: Question, data: bytes) -> Tree:
-    """Read what `write_answer` wrote, to the same bits, or raise a Fault."""
+    """Read what `write_answer` wrote, bit for bit, or raise a Fault."""
     layout = travels(question)
     tree = read_tree(data, layout.max_bytes, schema=layout)
     if not question.encodings:
