@@ -52,6 +52,41 @@ def test_all_of_them_are_found() -> None:
     assert names == {kind.__name__ for kind in KINDS}
 
 
+PLAIN = ("ValueError", "TypeError", "KeyError", "AttributeError")
+# Raises of built-in errors in modules that no public call refuses its arguments in: how many, and what they are.
+INNER = {
+    "__init__.py": (1, "what Python asks of a module without such a name"),
+    "core/effects.py": (2, "the replies and the effects of a program"),
+    "core/tree.py": (1, "the contribution of a method"),
+    "core/world.py": (1, "the randomness of a stage"),
+    "crypto/ckks.py": (14, "numbers of a protocol"),
+    "crypto/field.py": (5, "numbers of a protocol"),
+    "crypto/graph.py": (1, "numbers of a protocol"),
+    "crypto/packing.py": (9, "numbers of a protocol"),
+    "crypto/paillier.py": (16, "numbers of a protocol"),
+    "crypto/products.py": (1, "numbers of a protocol"),
+    "data/schema.py": (6, "made by msgspec, which refuses the file"),
+    "runtimes/network/messages/calls.py": (1, "a server's or a party's process"),
+    "runtimes/network/party/audit.py": (3, "a party's process"),
+    "runtimes/network/party/policy.py": (6, "a party's process"),
+    "runtimes/network/party/spending.py": (2, "a party's process"),
+    "runtimes/network/server/disk.py": (1, "a server's process"),
+    "runtimes/network/server/store.py": (5, "a server's process"),
+    "stages/encodings.py": (12, "the bytes of a peer"),
+}
+
+
+def test_what_public_calls_refuse_is_an_error_of_atoll() -> None:
+    """No raise of a built-in error in a module of parts: elsewhere each is counted."""
+    source, found = Path(atoll.__file__).parent, dict[str, int]()
+    for path in sorted(source.rglob("*.py")):
+        raised = [node.exc for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        names = [ast.unparse(exc.func if isinstance(exc, ast.Call) else exc) for exc in raised if exc is not None]
+        if count := sum(name in PLAIN for name in names):
+            found[str(path.relative_to(source))] = count
+    assert found == {file: count for file, (count, _) in INNER.items()}
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_exception_class_has_the_base_and_a_code_of_its_own(kind: Any) -> None:
     assert issubclass(kind, AtollError)
@@ -68,7 +103,7 @@ def test_codes_and_names_are_unique() -> None:
     ("core.errors:NotInstalled", ImportError), ("data.errors:DataMissing", FileNotFoundError),
     ("job.catalogue:BadJob", ValueError), ("journal.read:NoRun", FileNotFoundError),
     ("crypto.keys:Refused", ValueError), ("runtimes.local.worker:PartyFailed", RuntimeError),
-    ("runtimes.network.messages.calls:Unreachable", ConnectionError),
+    ("runtimes.run:NoMetric", KeyError), ("runtimes.network.messages.calls:Unreachable", ConnectionError),
     ("runtimes.network.messages.calls:CannotListen", OSError), ("runtimes.network.trust.roster:NoKey", OSError),
     ("runtimes.network.party.policy:NotAllowed", ValueError),
 ])  # fmt: skip

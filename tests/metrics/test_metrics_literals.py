@@ -121,7 +121,7 @@ def test_equal_scores_predict_the_first_class_and_rank_by_class() -> None:
 
 
 @pytest.mark.parametrize(("call", "words"), [
-    (lambda: TopKAccuracy(0), "at least 1"), (lambda: AUC(1), r"AUC\(bins=1\)"),
+    (lambda: TopKAccuracy(0), "at least 1"), (lambda: AUC(1), r"AUC: bins must be at least 2, got 1"),
     (lambda: AveragePrecision(0), "at least 2"), (lambda: TopKAccuracy(3).layout(3), "smaller k"),
     (lambda: measure(TopKAccuracy(2), [1.0], [1]), "smaller k"),
     (lambda: measure(Recall(), [[1.0, 2.0]], [2]), "labels are 0 to 1 for this model, got 2 to 2"),

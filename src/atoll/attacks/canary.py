@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.party import Group
 from atoll.core.tree import Array
 from atoll.core.world import World
@@ -51,7 +52,7 @@ class Canaries:
 
     def __post_init__(self) -> None:
         if self.size < 2:
-            raise ValueError(f"Canaries(size={self.size}): one example with a canary and one without are needed")
+            raise Mismatch(f"Canaries(size={self.size}): one example with a canary and one without are needed")
 
     @property
     def method(self) -> FedAvg:

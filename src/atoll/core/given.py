@@ -20,9 +20,9 @@ _WORDS: dict[object, tuple[type, str]] = {
 # Of each kind of part one that fits, for sentences.
 _SUCH_AS = {
     "Method": "atoll.FedAvg(atoll.models.softmax())", "Model": "atoll.models.softmax()", "Select": "atoll.Uniform(0.1)",
-    "Stage": "atoll.Weigh()", "Combine": "atoll.Sum()", "Rule": "atoll.Median()", "Metric": "atoll.metrics.AUC()",
+    "Combine": "atoll.Sum() or atoll.Each(atoll.Median())", "Rule": "atoll.Median()", "Metric": "atoll.metrics.AUC()",
     "Stop": 'atoll.Target("test.accuracy", 0.9)', "Availability": "atoll.Flaky(0.9)", "Schedule": "atoll.Cosine(0.1)",
-    "Optimiser": 'atoll.optimiser("adam")', "ExampleDP": "atoll.ExampleDP(1.0, 1.0)",
+    "Optimiser": 'atoll.optimiser("adam")', "ExampleDP": "atoll.ExampleDP(1.0, 1.0)", "Stage": "atoll.Weigh()",
     "Program": "atoll.JointMoments()", "Channel": "atoll.Channel([…stages…], atoll.Sum())",
 }  # fmt: skip
 _SINGLE = (str, bytes, bool, Real, NoneType)
@@ -33,10 +33,9 @@ class Part(Protocol):
 
     def __new__(cls, *given: object, **named: object) -> Self:
         """Check the call. Unpickling and copying give nothing here, and are not checked."""
-        known = _hints(cls)
+        known = _hints(cls) if is_dataclass(cls) else dict.fromkeys(named, object)
         for name in named.keys() - known.keys():
-            if is_dataclass(cls):
-                raise Mismatch(f"{cls.__name__} has no field '{name}': {_renamed(cls, name) or nearest(name, known)}")
+            raise Mismatch(f"{cls.__name__} has no field '{name}': {_renamed(cls, name) or nearest(name, known)}")
         for name, value in {**dict(zip(known, given, strict=False)), **named}.items():
             allowed = options(known.get(name, object))
             if not any(_takes(option, value) for option in allowed):
@@ -44,18 +43,19 @@ class Part(Protocol):
         return super().__new__(cls)
 
 
-def number(where: str, value: object, least: int | None = 1) -> None:
-    """Refuse what is no whole number from `least` on.
+def number(where: str, value: object, least: int | None = 1) -> int:
+    """Return a whole number as Python's; refuse what is none from `least` on.
 
     Args:
         where: what the value is called, for the message.
         value: what was given.
         least: the smallest number allowed; None: any. Default 1.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise Mismatch(f"{where} must be a whole number, got {value!r}")
     if least is not None and value < least:
         raise Mismatch(f"{where} must be at least {least}, got {value}")
+    return int(value)
 
 
 def part(where: str, value: object, protocol: type) -> None:

@@ -15,6 +15,15 @@ SOME = 1_000
 ROWS = 1 << 16
 
 
+def check_federated(data: object) -> None:
+    """Refuse what is no federation, such as a table that is not split."""
+    if not isinstance(data, Federated):
+        what = type(data).__name__
+        made = "make one, atoll.data.load(…).split(…) or atoll.data.from_arrays(x, y).split(…)"
+        remedy = "split it first, data.split(10, seed=0)" if what == "Table" else made
+        raise BadData(f"data is a {what}, and a federation of parties is needed: {remedy}")
+
+
 def check(federated: Federated) -> None:
     """Refuse a federation with an empty party, values that are not finite, or labels that are out of range.
 
@@ -28,11 +37,7 @@ def check(federated: Federated) -> None:
         >>> import atoll
         >>> atoll.data.check(atoll.data.load("digits").split(10, seed=0))
     """
-    if not isinstance(federated, Federated):
-        what = type(federated).__name__
-        made = "make one, atoll.data.load(…).split(…) or atoll.data.from_arrays(x, y).split(…)"
-        remedy = "split it first, data.split(10, seed=0)" if what == "Table" else made
-        raise BadData(f"data is a {what}, and a federation of parties is needed: {remedy}")
+    check_federated(federated)
     if not len(federated.train.y):
         raise BadData("the data is a schema, without samples: serve the job (atoll serve), or name data to simulate it")
     empty = np.flatnonzero(np.asarray(federated.train.sizes) < 1)

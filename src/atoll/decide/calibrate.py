@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any
 
+from atoll.data.checks import check_federated
 from atoll.data.federated import Federated
 from atoll.job.assemble import assemble
-from atoll.job.job import Channel, Job
+from atoll.job.job import Channel, Job, check_job
 from atoll.stop.stops import Budget
 
 
@@ -52,6 +53,9 @@ def calibrate(job: Job, data: Federated, epsilon: float, delta: float | None = N
     """
     from atoll.privacy.ledger import calibrated
 
+    check_job(job)
+    check_federated(data)
+    budget = Budget(epsilon, delta)  # which refuses what is no number
     others = tuple(stop for stop in job.stop if not stop.deltas)
     job = replace(job, stop=(*others, Budget(inf, delta)))
     assembled = assemble(job, data)
@@ -59,7 +63,7 @@ def calibrate(job: Job, data: Federated, epsilon: float, delta: float | None = N
     assert ledger is not None  # a budget without noise was refused
     z, first = calibrated(ledger, epsilon, job.rounds), ledger.accounts[0].spend
     made, values = _with_noise(job, phases, first.unit, z / first.multiplier)
-    budget = Budget(epsilon, ledger.accounts[0].delta)
+    budget = replace(budget, delta=ledger.accounts[0].delta)
     account, asks = (assemble(made, data).ledger or ledger).accounts[0], ledger.planned(job.rounds)
     assert asks is not None  # else nothing was calibrated
     return Calibrated(replace(made, stop=(*others, budget)), values, z, account.epsilon(asks), account.words())

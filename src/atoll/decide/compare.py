@@ -11,16 +11,18 @@ from typing import Protocol
 import numpy as np
 
 from atoll.combine import Sum
+from atoll.core.given import number
 from atoll.core.method import Evaluation, State
 from atoll.core.party import Group
 from atoll.core.tree import Array
 from atoll.core.wire import Mismatch
 from atoll.core.world import World
+from atoll.data.checks import check_federated
 from atoll.data.errors import BadData
 from atoll.data.federated import Federated, Silos
 from atoll.data.table import standard
 from atoll.job.assemble import assemble
-from atoll.job.job import Channel, Job
+from atoll.job.job import Channel, Job, check_job
 from atoll.journal import rounds_done
 from atoll.methods.schedule import rate
 from atoll.methods.trained import Alone
@@ -170,6 +172,9 @@ def compare(
         >>> sorted(found.ways)
         ['alone', 'federated', 'pooled']
     """
+    check_job(job)
+    check_federated(data)
+    seed = number("seed", seed, least=None)
     if data.test is None:
         raise BadData("compare needs a central test set to score all three on: load data that has one, or hold one out")
     made = assemble(job, data, seed)

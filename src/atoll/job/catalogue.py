@@ -299,6 +299,12 @@ def _names_part(value: object) -> bool:
     return isinstance(value, Mapping) and "use" in value
 
 
+# How a job file writes what is no part.
+_WRITE: dict[object, str] = {
+    int: "a whole number, such as 5", float: "a number, such as 0.5", bool: "true or false", str: 'a text in quotes',
+}  # fmt: skip
+
+
 def _plain(value: object, hint: object, where: str) -> object:
     import msgspec
 
@@ -308,7 +314,9 @@ def _plain(value: object, hint: object, where: str) -> object:
         if get_origin(hint) is Literal:
             *some, last = (f"'{choice}'" for choice in get_args(hint))
             raise BadJob(f"{where} = {value!r}: use {', '.join(some)} or {last}") from None
-        raise BadJob(f"{where} = {value!r}: {str(error)[0].lower()}{str(error)[1:]}") from None
+        words = [_WRITE[option] for option in options(hint) if option in _WRITE]
+        what = f"write {' or '.join(words)}" if words else f"{str(error)[0].lower()}{str(error)[1:]}"
+        raise BadJob(f"{where} = {value!r}: {what}") from None
     except TypeError:
         return value
 

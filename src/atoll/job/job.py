@@ -104,14 +104,14 @@ class Job(Part):
         folder_name("name", self.name)
         parts("stop", self.stop, Stop)
         parts("metrics", self.metrics, Metric)
-        number("rounds", self.rounds)
-        number("eval_every", self.eval_every)
+        object.__setattr__(self, "rounds", number("rounds", self.rounds))
+        object.__setattr__(self, "eval_every", number("eval_every", self.eval_every))
         if self.min_parties is not None:
-            number("min_parties", self.min_parties)
+            object.__setattr__(self, "min_parties", number("min_parties", self.min_parties))
         if isinstance(self.required, str) or not all(isinstance(name, str) and name for name in self.required):
             raise Mismatch(f'required = {self.required!r}: a list of names of parties, as in required = ["north"]')
         object.__setattr__(self, "required", tuple(self.required))
-        number("extra_answers", self.extra_answers, 0)
+        object.__setattr__(self, "extra_answers", number("extra_answers", self.extra_answers, 0))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "metrics", tuple(self.metrics))
 
@@ -125,6 +125,8 @@ def _channel(where: str, value: object) -> None:
 
 def check_job(job: object) -> None:
     """Refuse what is no job."""
+    if job is Job:
+        raise Mismatch("job is the class Job: call it, atoll.Job(method=…)")
     if not isinstance(job, Job):
         name = job.__name__ if isinstance(job, type) else type(job).__name__
         with_roles = "run it with atoll.simulate_roles(job), explain its file with `atoll explain`"

@@ -60,8 +60,8 @@ class RoleJob(Part):
     def __post_init__(self) -> None:
         part("program", self.program, Program)
         folder_name("name", self.name)
-        number("seed", self.seed, least=None)
-        number("rounds", self.rounds)
+        object.__setattr__(self, "seed", number("seed", self.seed, least=None))
+        object.__setattr__(self, "rounds", number("rounds", self.rounds))
         known = self.program.roles
         check_program_roles(self.program)
         named = isinstance(self.roles, Mapping) and all(isinstance(n, str) and n for n in self.roles.values())

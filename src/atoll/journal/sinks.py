@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from atoll.core.effects import Note
-from atoll.core.errors import NotInstalled
+from atoll.core.errors import Mismatch, NotInstalled
 
 
 def scalars(note: Note) -> Iterator[tuple[str, float]]:
@@ -90,7 +90,7 @@ class MLflow:
             remedy = (
                 'name a tracking server, as in uri="http://127.0.0.1:5000", or install all of mlflow for a database'
             )
-            raise ValueError(f"MLflow cannot log to {uri or 'its default store'}; {remedy}") from error
+            raise Mismatch(f"MLflow cannot log to {uri or 'its default store'}; {remedy}") from error
         self.run: str | None = None  # MLflow's id of the run, also after its end
         self._open = False
 

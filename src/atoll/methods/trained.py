@@ -67,6 +67,8 @@ class Trained(Method, Protocol):
 
     def predict(self, state: State, x: Array) -> Array:
         rows, shape = np.asarray(x), self.model.shape or ()
+        if shape and rows.shape == shape:
+            raise Mismatch(f"one row of shape {shape} is given: put it into a list of rows, as in predict([row])")
         if rows.shape[1:] != shape:
             raise Mismatch(
                 f"rows have shape {rows.shape[1:]}, and the model was trained on {shape}: give the same columns"

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from atoll.core.errors import Mismatch
+from atoll.core.given import number
 from atoll.core.tree import Array
 from atoll.metrics.rows import classes, labelled, macro, ratio, share, total
 
@@ -68,8 +69,7 @@ class TopKAccuracy:
     kind: ClassVar[str] = "classes"
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise Mismatch(f"TopKAccuracy(k={self.k}): k must be at least 1")
+        number("TopKAccuracy: k", self.k)
 
     @property
     def name(self) -> str:

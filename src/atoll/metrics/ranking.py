@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from atoll.core.errors import Mismatch
+from atoll.core.given import number
 from atoll.core.tree import Array
 from atoll.metrics.rows import labelled, macro, ratio, share, total
 
@@ -35,8 +35,7 @@ class _OfHistograms:
     kind: ClassVar[str] = "classes"
 
     def __post_init__(self) -> None:
-        if self.bins < 2:
-            raise Mismatch(f"{type(self).__name__}(bins={self.bins}): bins must be at least 2")
+        number(f"{type(self).__name__}: bins", self.bins, least=2)
 
     def layout(self, outputs: int) -> Mapping[str, tuple[int, ...]]:
         shape = (outputs if outputs > 2 else 1, self.bins)

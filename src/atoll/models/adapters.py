@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
+from atoll.core.given import number
 from atoll.core.tree import Array, Schema
 from atoll.jit import jax_library
 from atoll.models.layers import Shape, Tensor
@@ -59,6 +61,7 @@ def flax(
     """
     from flax import linen
 
+    _check_given(module, _FLAX, loss, ignore)
     kind = Linen if isinstance(module, linen.Module) else Nnx
     return Model(kind(module, loss, ignore), "jax", dtype)
 
@@ -87,6 +90,7 @@ def equinox(
     """
     import equinox as eqx
 
+    _check_given(module, _EQUINOX, loss, ignore)
     make = Held(module) if isinstance(module, eqx.Module) else module
     return Model(Equinox(make, loss, ignore), "jax", dtype)
 
@@ -117,8 +121,12 @@ def functions(
         >>> model.bind((64,), 10).size
         640
     """
+    _check_given(init, _FUNCTIONS, loss, ignore)
+    for name, function in (("apply", apply), ("losses", losses)):
+        if not (function is None or callable(function)):
+            raise Mismatch(f"{name} must be a function, got {function!r}")
     if apply is None and losses is None:
-        raise ValueError("functions() can compute nothing yet: give apply(parameters, x) or losses(parameters, x, y)")
+        raise Mismatch("functions() can compute nothing yet: give apply(parameters, x) or losses(parameters, x, y)")
     return Model(Functions(init, apply, losses, loss, ignore), "jax", dtype)
 
 
@@ -145,6 +153,7 @@ def module(
     """
     from atoll.models.torch_engine import _torch
 
+    _check_given(factory, _TORCH, loss, ignore)
     make = Held(factory) if isinstance(factory, _torch().nn.Module) else factory
     return Model(Torch(make, loss, ignore), "torch", dtype)
 
@@ -170,7 +179,7 @@ class Linen:
     def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
         jax = jax_library()
         if shape is None:
-            raise ValueError("a Flax module does not know its data yet: call model.bind(shape, outputs)")
+            raise Mismatch("a Flax module does not know its data yet: call model.bind(shape, outputs)")
 
         def start(x: Tensor, seed: int) -> Tensor:
             return self.module.init(jax.random.key(seed), x, **self._training(False))
@@ -179,7 +188,7 @@ class Linen:
         x, found = _try(lambda x: jax.eval_shape(lambda: start(x, 0)), inputs, shape)
         others = sorted(set(found) - {"params"})
         if others:
-            raise ValueError(_stateful(f"collection '{others[0]}'"))
+            raise Mismatch(_stateful(f"collection '{others[0]}'"))
         made = _foreign(
             found.get("params", {}),
             lambda seed: start(x, seed).get("params", {}),
@@ -210,12 +219,13 @@ class Nnx:
         from flax import nnx
 
         if isinstance(self.make, nnx.Module):
-            raise TypeError(
+            raise Mismatch(
                 "an nnx Module changes in place: give a function that makes it, such as lambda rngs: Net(rngs)"
             )
-        graph, found, rest = nnx.split(nnx.eval_shape(lambda: self.make(nnx.Rngs(0))), nnx.Param, ...)
+        first = _made(lambda: nnx.eval_shape(lambda: self.make(nnx.Rngs(0))), nnx.Module, _FLAX)
+        graph, found, rest = nnx.split(first, nnx.Param, ...)
         for _, leaf in nnx.to_flat_state(rest):
-            raise ValueError(_stateful(f"state of type {type(leaf).__name__}"))
+            raise Mismatch(_stateful(f"state of type {type(leaf).__name__}"))
         return _foreign(
             nnx.to_pure_dict(found),
             lambda seed: nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(seed)), nnx.Param)),
@@ -247,10 +257,10 @@ class Equinox:
         def made(seed: int) -> eqx.Module:
             return self.make.value if isinstance(self.make, Held) else self.make(jax.random.key(seed))
 
-        first = made(0)
+        first = _made(lambda: made(0), eqx.Module, _EQUINOX)
         leaves = jax.tree.leaves(first, is_leaf=lambda leaf: isinstance(leaf, eqx.nn.StateIndex))
         if any(isinstance(leaf, eqx.nn.StateIndex) for leaf in leaves):
-            raise ValueError(_stateful("an eqx.nn.State"))
+            raise Mismatch(_stateful("an eqx.nn.State"))
         found, rest = eqx.partition(first, eqx.is_inexact_array)
         return _foreign(
             found,
@@ -272,7 +282,8 @@ class Functions:
 
     def build(self, shape: Shape | None, outputs: int | None) -> Foreign:
         jax_library()
-        return _foreign(self.start(0), self.start, self.apply, self, shape, outputs, self.losses)
+        first = _made(lambda: self.start(0), object, _FUNCTIONS)
+        return _foreign(first, self.start, self.apply, self, shape, outputs, self.losses)
 
 
 @dataclass(frozen=True)
@@ -287,7 +298,7 @@ class Torch:
         net = TorchNet(self.make, self.loss, self.ignore)
         for part in net.module().modules():
             if getattr(part, "running_mean", None) is not None:
-                raise ValueError(_stateful(f"the running statistics of {type(part).__name__}"))
+                raise Mismatch(_stateful(f"the running statistics of {type(part).__name__}"))
         if shape is not None:
             _probe_torch(net, shape, outputs)
         return net
@@ -320,7 +331,7 @@ class Foreign:
 
     def apply(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         if self.score is None:
-            raise ValueError("this model has losses but no scores: give functions() an apply(parameters, x) as well")
+            raise Mismatch("this model has losses but no scores: give functions() an apply(parameters, x) as well")
         return self.score(self._nested(parameters), x)
 
     def draws(self, parameters: dict[str, Tensor], x: Tensor, key: Tensor) -> Tensor:
@@ -348,12 +359,13 @@ class TorchNet:
         return self._made(0)
 
     def _made(self, seed: int) -> nn.Module:
-        from atoll.models.torch_engine import _seeded
+        from atoll.models.torch_engine import _seeded, _torch
 
-        if isinstance(self.make, Held):
-            return deepcopy(self.make.value)
         with _seeded(seed):
-            return self.make()
+            return _made(
+                lambda: deepcopy(self.make.value) if isinstance(self.make, Held) else self.make(),
+                _torch().nn.Module, _TORCH,
+            )  # fmt: skip
 
     def module(self) -> nn.Module:
         """Return the module; callers replace its parameters at every call and never change it."""
@@ -372,18 +384,30 @@ class TorchNet:
         return np.concatenate(leaves).astype(np.float32)
 
     def apply(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        raise ValueError("a torch module runs in PyTorch only: leave the model's backend as 'torch'")
+        raise Mismatch("a torch module runs in PyTorch only: leave the model's backend as 'torch'")
 
 
 def _trained(made: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    from torch.nn.parameter import is_lazy
+
     found = [(name, p) for name, p in made.named_parameters() if p.requires_grad]
+    if any(is_lazy(p) for _, p in found):
+        raise Mismatch(
+            "the torch module has a lazy layer, whose size is not known before it sees rows: use one that names its "
+            "size, such as torch.nn.Linear(64, 10) for LazyLinear(10)"
+        )
     if not found:
-        raise ValueError("the torch module has no parameter that requires a gradient: there is nothing to train")
+        raise Mismatch("the torch module has no parameter that requires a gradient: there is nothing to train")
     return found
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
 
+# What each function takes, for sentences.
+_FLAX = "a linen Module, or a function that makes an nnx Module, such as lambda rngs: nnx.Linear(64, 10, rngs=rngs)"
+_EQUINOX = "an Equinox module, or a function that makes one, such as lambda key: equinox.nn.Linear(64, 10, key=key)"
+_FUNCTIONS = "a function init(seed) that returns the first parameters"
+_TORCH = "a torch Module, or a function without arguments that makes one, such as lambda: torch.nn.Linear(64, 10)"
 _TYPES = (np.float32, np.int32)  # rows are numbers or, if the module does not take those, symbols
 
 
@@ -394,22 +418,50 @@ def _stateful(what: str) -> str:
     )
 
 
+def _check_given(module: object, needed: str, loss: object, ignore: object) -> None:
+    """Refuse what can be no module, and settings that no loss has."""
+    if not callable(module):
+        raise Mismatch(f"a {type(module).__name__} is no module: give {needed}")
+    if loss not in get_args(Loss):
+        raise Mismatch(f"loss = {loss!r}: use {' or '.join(map(repr, get_args(Loss)))}")
+    if ignore is not None:
+        number("ignore", ignore, least=None)
+
+
+def _made(make: Callable[[], object], kind: type[T], needed: str) -> T:
+    """Return what a function of the user's makes; refuse one that fails, or makes something else."""
+    try:
+        found = make()
+    except Exception as error:  # code of others raises what it likes
+        raise Mismatch(f"the module cannot be made ({_said(error)}): give {needed}") from error
+    if not isinstance(found, kind):
+        raise Mismatch(f"what should make a module returns a {type(found).__name__}: give {needed}")
+    return found
+
+
+def _said(error: Exception) -> str:
+    """Return the first line of an error of others, with its name."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")
+
+
 def _try(run: Callable[[T], U], inputs: Sequence[T], shape: Shape) -> tuple[T, U]:
     """Return the first input that a module takes, and what it made of it; refuse a module that takes none."""
-    first: Exception | None = None
+    failed: list[Exception] = []
     for x in inputs:
         try:
             return x, run(x)
         except Exception as error:  # code of others raises what it likes
-            first = first or error
-    why = str(first).strip().partition("\n")[0] or type(first).__name__
-    if "dropout" in why:
-        raise ValueError(
+            failed.append(error)
+    first, why = failed[0], [_said(error) for error in failed]
+    if "dropout" in why[0]:
+        raise Mismatch(
             "the module draws, and does not say whether it is trained: give its call an argument `train`, as in "
             "nn.Dropout(0.5, deterministic=not train)(x)"
         ) from first
-    raise ValueError(
-        f"the module does not take the data's rows, which have shape {shape} ({why}): make its first layer for them"
+    told = why[0] if why[0] == why[-1] else f"{why[0]}; as whole numbers, {why[-1]}"
+    raise Mismatch(
+        f"the module fails on the data's rows, which have shape {shape} ({told}): change it so that it takes zeros of "
+        f"shape {(2, *shape)}"
     ) from first
 
 
@@ -430,13 +482,13 @@ def _foreign(
         names = [f"{i}.{name}" for i, name in enumerate(names)]
     schema = Schema(tuple((name, tuple(np.shape(leaf))) for name, (_, leaf) in zip(names, paths, strict=True)))
     if not schema.size:
-        raise ValueError("the module has no parameters: there is nothing to train")
+        raise Mismatch("the module has no parameters: there is nothing to train")
     net = Foreign(schema, "own" if own is not None else spec.loss, spec.ignore, tree, start, score, own)
     if own is None and shape is not None:
         leaves = {name: jax.ShapeDtypeStruct(size, np.float32) for name, size in schema.leaves}
         inputs = [jax.ShapeDtypeStruct((2, *shape), t) for t in _TYPES]
         taken, scores = _try(lambda x: jax.eval_shape(net.apply, leaves, x), inputs, shape)
-        _check(scores.shape, spec.loss, outputs)
+        _check(scores, jax.ShapeDtypeStruct, spec.loss, outputs)
         _check_alone(jax.jit(lambda x: net.apply(_some_parameters(schema), x)), (2, *shape), taken.dtype)
     if own is not None and shape is not None:
         _check_losses(net, shape, outputs)
@@ -456,7 +508,7 @@ def _check_alone(scores: Callable[[Array], Tensor], shape: Shape, dtype: np.dtyp
     other = one.copy()
     other[1] = 0
     if not np.allclose(np.asarray(scores(one))[0], np.asarray(scores(other))[0], 1e-3, 1e-5, equal_nan=True):
-        raise ValueError(
+        raise Mismatch(
             "what the model gives for a row depends on the rows beside it in a batch, so padding and the size of the "
             "batch would change it: use GroupNorm or LayerNorm instead of statistics of a batch"
         )
@@ -472,7 +524,7 @@ def _check_losses(net: Foreign, shape: Shape, outputs: int | None) -> None:
 
         found = _shape_of(losses, jax.ShapeDtypeStruct((2, *shape), np.float32))
         if found is not None and found != (2,):
-            raise ValueError(f"losses() gives an array of shape {found} for two rows: give one loss for each row")
+            raise Mismatch(f"losses() gives an array of shape {found} for two rows: give one loss for each row")
         if found is not None:
             return _check_alone(jax.jit(losses), (2, *shape), np.dtype(np.float32))
     return None
@@ -485,13 +537,16 @@ def _shape_of(run: Callable[..., Tensor], x: Tensor) -> Shape | None:
         return None
 
 
-def _check(shape: Sequence[int], loss: str, outputs: int | None) -> None:
-    """Refuse a network that gives other scores than the data asks for."""
-    needed = 1 if loss == "logistic" else outputs
+def _check(scores: Tensor, kind: type[Tensor], loss: str, outputs: int | None) -> None:
+    """Refuse a network that gives no scores, or other scores than the data asks for."""
+    if not isinstance(scores, kind):
+        raise Mismatch(f"the module returns a {type(scores).__name__}: return only the scores, as one array")
+    shape, needed = tuple(scores.shape), 1 if loss == "logistic" else outputs
     if len(shape) < 2 or shape[0] != 2 or needed not in (None, shape[-1]):
-        raise ValueError(
-            f"the module makes scores of shape {tuple(shape)} of two rows, {loss} on this data needs "
-            f"(2, …, {needed}): give its last layer {needed} unit(s)"
+        who = "the loss 'logistic'" if loss == "logistic" else "this data"
+        raise Mismatch(
+            f"the module makes scores of shape {shape} of two rows, and {who} needs (2, …, {needed}): "
+            f"give its last layer {needed} unit(s)"
         )
 
 
@@ -507,8 +562,8 @@ def _probe_torch(net: TorchNet, shape: Shape, outputs: int | None) -> None:
         taken, scores = _try(copy, inputs, shape)
     for name, buffer in copy.named_buffers():
         if not torch.equal(buffer, before[name]):
-            raise ValueError(_stateful(f"the changing buffer '{name}'"))
-    _check(scores.shape, net.loss, outputs)
+            raise Mismatch(_stateful(f"the changing buffer '{name}'"))
+    _check(scores, torch.Tensor, net.loss, outputs)
 
     def run(rows: Array) -> Array:
         with torch.no_grad(), _seeded(0):

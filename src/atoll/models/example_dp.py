@@ -10,6 +10,7 @@ from types import ModuleType
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.given import Part
 from atoll.core.party import Group
 from atoll.core.tree import Array
@@ -49,9 +50,9 @@ class ExampleDP(Part):
 
     def __post_init__(self) -> None:
         if not (self.clip > 0 and isfinite(self.clip)):
-            raise ValueError(f"ExampleDP(clip={self.clip}): a clip is a positive number")
+            raise Mismatch(f"ExampleDP(clip={self.clip}): a clip is a positive number")
         if not (self.multiplier >= 0 and isfinite(self.multiplier)):
-            raise ValueError(f"ExampleDP(multiplier={self.multiplier}): a noise multiplier is a number from 0 on")
+            raise Mismatch(f"ExampleDP(multiplier={self.multiplier}): a noise multiplier is a number from 0 on")
 
     @staticmethod
     def per_round(n: int, epochs: int, batch: int | None) -> tuple[float, int]:

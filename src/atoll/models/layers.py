@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.tree import Array
 
 Shape = tuple[int, ...]
@@ -24,7 +25,7 @@ class Image:
     def shapes(self, shape: Shape) -> tuple[Shape, Parameters]:
         side = round(sqrt(prod(shape) / self.channels))
         if side * side * self.channels != prod(shape):
-            raise ValueError(f"{prod(shape)} features are no square image of {self.channels} channel(s): use mlp")
+            raise Mismatch(f"{prod(shape)} features are no square image of {self.channels} channel(s): use mlp")
         return (side, side, self.channels), {}
 
 
@@ -59,7 +60,7 @@ class Conv:
         h, w, c = shape
         lost = 0 if self.padding == "same" else self.kernel - 1
         if min(h, w) <= lost:
-            raise ValueError(f"a {h}×{w} image is too small for a {self.kernel}×{self.kernel} convolution: use mlp")
+            raise Mismatch(f"a {h}×{w} image is too small for a {self.kernel}×{self.kernel} convolution: use mlp")
         weights = {"w": (self.kernel, self.kernel, c, self.channels), "b": (self.channels,)}
         return (h - lost, w - lost, self.channels), weights
 

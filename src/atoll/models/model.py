@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from atoll.core.given import Part
 from atoll.core.method import DataSummary, Evaluation
 from atoll.core.party import Group
 from atoll.core.tree import Array, Schema
@@ -127,7 +128,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Part):
     """A network, a loss and a backend, on one flat parameter vector.
 
     Args:
@@ -154,7 +155,7 @@ class Model:
         """Fill in what was left to the data; refuse a model made for other data."""
         for name, mine, theirs in (("shape", self.shape, shape), ("outputs", self.outputs, outputs)):
             if mine is not None and mine != theirs:
-                raise ValueError(
+                raise Mismatch(
                     f"the model is made for {name} {mine}, the data has {theirs}: "
                     f"leave the {name} out of the model, or load other data"
                 )
@@ -170,9 +171,11 @@ class Model:
         except ValueError as error:
             raise Mismatch(str(error)) from None
         if loss != "own" and (loss == "squared") != (summary.kind == "real"):
-            has, remedy = ("numbers", "linear") if summary.kind == "real" else ("classes", "softmax")
+            real = summary.kind == "real"
+            has, remedy, other = ("numbers", "linear", "squared") if real else ("classes", "softmax", "cross_entropy")
             raise Mismatch(
-                f"the data's labels are {has}, which the loss '{loss}' is not for: use a model such as {remedy}"
+                f"the data's labels are {has}, which the loss '{loss}' is not for: use a model such as {remedy}, or "
+                f"give a module of your own loss='{other}'"
             )
         if summary.kind == "classes" and isinstance(bound.net, Net) and bound.net.positions != tuple(y.shape or ()):
             gives, has, remedy = "each position", "a row", "softmax"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from atoll.core.errors import NotInstalled
+from atoll.core.errors import Mismatch, NotInstalled
 from atoll.core.party import Group
 from atoll.core.tree import Array
 from atoll.models.adapters import TorchNet
@@ -120,7 +120,7 @@ def _layout(model: Model) -> MemoryLayout:
     from atoll.models.torch_layers import layout
 
     if not isinstance(model.net, Net | TorchNet):
-        raise ValueError("this network is written in JAX: leave its backend as 'jax', or bring a torch module")
+        raise Mismatch("this network is written in JAX: leave its backend as 'jax', or bring a torch module")
     return layout(model.net, model.dtype)
 
 
@@ -528,12 +528,12 @@ def _optimiser(which: Optimiser) -> tuple[tuple[object, ...], Callable[..., None
     """Return the first values of an optimiser's memory and its step, which changes the vector and the memory."""
     known = ", ".join(OPTIMISERS)
     if which.name not in OPTIMISERS:
-        raise ValueError(f"optimiser '{which.name}' is not in the torch backend, which has {known}: use backend='jax'")
+        raise Mismatch(f"optimiser '{which.name}' is not in the torch backend, which has {known}: use backend='jax'")
     step, options = OPTIMISERS[which.name], dict(which.options)
     taken = {p.name: p.default for p in inspect.signature(step).parameters.values() if p.kind is p.KEYWORD_ONLY}
     wrong = sorted(set(options) - set(taken))
     if wrong:
-        raise ValueError(f"optimiser '{which.name}' has no option '{wrong[0]}' in torch: it takes {', '.join(taken)}")
+        raise Mismatch(f"optimiser '{which.name}' has no option '{wrong[0]}' in torch: it takes {', '.join(taken)}")
     fills = {
         "adam": (0.0, 0.0),
         "adamw": (0.0, 0.0),

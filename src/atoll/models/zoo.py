@@ -17,7 +17,7 @@ Backend = Literal["jax", "torch"]
 
 def _known(shape: Shape | None, outputs: int | None) -> tuple[Shape, int]:
     if shape is None or outputs is None:
-        raise ValueError("the model does not know its data yet: call model.bind(shape, outputs), or give it to a Job")
+        raise Mismatch("the model does not know its data yet: call model.bind(shape, outputs), or give it to a Job")
     return shape, outputs
 
 
@@ -59,7 +59,7 @@ class Logistic:
     def build(self, shape: Shape | None, outputs: int | None) -> Net:
         shape, outputs = _known(shape, outputs)
         if outputs != 2:
-            raise ValueError(f"logistic tells two classes apart, the data has {outputs}: use softmax")
+            raise Mismatch(f"logistic tells two classes apart, the data has {outputs}: use softmax")
         return Net((Flatten(), Dense(1, zero=True)), shape, "logistic")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.tree import Array
 from atoll.privacy.events import Spend
 
@@ -165,7 +166,7 @@ def compose(history: Sequence[tuple[Spend, int]], delta: float) -> tuple[float, 
     for name in ("unit", "relation"):
         kinds = sorted({getattr(spend, name) for spend, _ in history})
         if len(kinds) > 1:
-            raise ValueError(f"{name} is {' and '.join(kinds)}: they do not add up to one ε, account for them apart")
+            raise Mismatch(f"{name} is {' and '.join(kinds)}: they do not add up to one ε, account for them apart")
     for spend, _ in history:
         _check_delta(delta, spend.population)
     return _epsilon(_rdp(history), delta), _pld(history, delta)
@@ -178,9 +179,9 @@ def epsilon_of(history: Sequence[tuple[Spend, int]], delta: float) -> float:
 
 def _check_delta(delta: float, population: int | None) -> None:
     if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: a delta is above 0 and below 1")
+        raise Mismatch(f"delta={delta}: a delta is above 0 and below 1")
     if population is not None and delta * population > 1:
-        raise ValueError(
+        raise Mismatch(
             f"delta={delta}: above 1/{population} it would permit to publish one unit of {population} in clear, "
             "so take a smaller one, such as delta_for(population)"
         )
@@ -191,7 +192,7 @@ def _rdp(history: Sequence[tuple[Spend, int]]) -> Array:
     total = np.zeros(len(_ORDERS))
     for spend, rounds in history:
         if rounds < 0:
-            raise ValueError(f"rounds={rounds}: rounds are counted from 0")
+            raise Mismatch(f"rounds={rounds}: rounds are counted from 0")
         if rounds:
             total = total + spend.runs(rounds) * _rdp_of_one(spend)
     return total

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.tree import Array
 
 Release = Callable[[bool, int], Array]
@@ -75,11 +76,9 @@ def lower_bound(
     """
     for name, count, most in (("hits", hits, trials), ("false_hits", false_hits, false_trials)):
         if not 0 <= count <= most or most < 1:
-            raise ValueError(
-                f"{name}={count} of {most}: a count lies between 0 and its trials, of which there are some"
-            )
+            raise Mismatch(f"{name}={count} of {most}: a count lies between 0 and its trials, of which there are some")
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: a confidence is above 0 and below 1")
+        raise Mismatch(f"confidence={confidence}: a confidence is above 0 and below 1")
     return float(_lower_bounds(hits, trials, false_hits, false_trials, delta, confidence))
 
 
@@ -108,11 +107,11 @@ def audit(
         True
     """
     if samples < 100:
-        raise ValueError(f"samples={samples}: an audit needs at least 100 of each kind")
+        raise Mismatch(f"samples={samples}: an audit needs at least 100 of each kind")
     count = 2 * (samples // 2)
     present, absent = (np.asarray(mechanism(kind, count)).ravel() for kind in (True, False))
     if not len(present) == len(absent) == count:
-        raise ValueError(f"scores={len(present)} and {len(absent)}: the mechanism was asked for {count} of each")
+        raise Mismatch(f"scores={len(present)} and {len(absent)}: the mechanism was asked for {count} of each")
     return audit_scores(present, absent, claimed_epsilon, delta, confidence)
 
 
@@ -137,7 +136,7 @@ def audit_scores(
         True
     """
     if min(len(present), len(absent)) < 2:
-        raise ValueError(f"{len(present)} and {len(absent)} scores: two of each kind are needed")
+        raise Mismatch(f"{len(present)} and {len(absent)} scores: two of each kind are needed")
     train = [np.sort(side[: len(side) // 2]) for side in (present, absent)]
     test = [side[len(side) // 2 :] for side in (present, absent)]
     # The best threshold often lies far out, so candidates are dense at both ends.
@@ -171,7 +170,5 @@ def floating_point_attack(outputs: Array, possible: Callable[[Array], Array]) ->
     """
     reachable = np.asarray(possible(outputs), bool)
     if reachable.shape != np.shape(outputs) or not reachable.size:
-        raise ValueError(
-            f"outputs of shape {np.shape(outputs)}: one answer for each of them is needed, and one at least"
-        )
+        raise Mismatch(f"outputs of shape {np.shape(outputs)}: one answer for each of them is needed, and one at least")
     return float(np.mean(~reachable))

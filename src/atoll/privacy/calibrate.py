@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Literal
 
+from atoll.core.errors import Mismatch
 from atoll.privacy.account import Account
 from atoll.privacy.events import Mechanism, SamplingKind, Spend, Unit
 
@@ -28,11 +29,11 @@ def smallest(
     `accountant="pld"` finds a smaller one, and takes some seconds.
     """
     if not epsilon > 0:
-        raise ValueError(f"epsilon={epsilon}: a budget is above 0")
+        raise Mismatch(f"epsilon={epsilon}: a budget is above 0")
     if rounds < 1:
-        raise ValueError(f"rounds={rounds}: noise is planned for at least one round")
+        raise Mismatch(f"rounds={rounds}: noise is planned for at least one round")
     if accountant not in ("rdp", "pld"):
-        raise ValueError(f"accountant={accountant!r}: choose one of rdp, pld")
+        raise Mismatch(f"accountant={accountant!r}: choose one of rdp, pld")
 
     def within(i: int) -> bool:
         return account(_multiplier(i)).epsilon(rounds) <= epsilon
@@ -40,13 +41,13 @@ def smallest(
     def within_tight(i: int) -> bool:
         spent = account(_multiplier(i)).tight(rounds)
         if spent is None:
-            raise ValueError("accountant='pld' covers Poisson sampling and none, not this spend: use 'rdp'")
+            raise Mismatch("accountant='pld' covers Poisson sampling and none, not this spend: use 'rdp'")
         return spent <= epsilon
 
     last = _PER_DECADE * _DECADES
     found = bisect_left(range(last), True, key=within)
     if found == last:
-        raise ValueError(f"epsilon={epsilon}: no noise keeps {rounds} rounds within it, ask for less")
+        raise Mismatch(f"epsilon={epsilon}: no noise keeps {rounds} rounds within it, ask for less")
     if accountant == "pld":
         step = 16
         while found >= step and within_tight(found - step):
@@ -108,5 +109,5 @@ def delta_for(population: int) -> float:
         0.000501
     """
     if population < 2:
-        raise ValueError(f"population={population}: a single unit cannot hide, 2 or more are needed")
+        raise Mismatch(f"population={population}: a single unit cannot hide, 2 or more are needed")
     return float(population**-1.1)

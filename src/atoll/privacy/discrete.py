@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from atoll.core.errors import Mismatch
 from atoll.core.keys import rng
 from atoll.core.tree import Array
 
@@ -97,7 +98,7 @@ def discrete_gaussian(sigma: float, size: int | tuple[int, ...], bits: Bits) -> 
         ('int64', True)
     """
     if not _SMALLEST <= sigma <= _LARGEST:
-        raise ValueError(f"sigma={sigma}: the discrete Gaussian is drawn for sigma from 2^-10 to 2^50")
+        raise Mismatch(f"sigma={sigma}: the discrete Gaussian is drawn for sigma from 2^-10 to 2^50")
     shape = (size,) if isinstance(size, int) else tuple(size)
     n = prod(shape)
     if sigma <= _TABLE_MOST:

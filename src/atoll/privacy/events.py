@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Literal, get_args
 
+from atoll.core.errors import Mismatch
+
 SamplingKind = Literal["poisson", "fixed", "none"]
 Unit = Literal["party", "example"]
 Mechanism = Literal["gaussian", "local", "tree"]
@@ -48,40 +50,40 @@ class Spend:
         for name, kinds in (("sampling", SamplingKind), ("unit", Unit), ("mechanism", Mechanism)):
             value = getattr(self, name)
             if value not in get_args(kinds):
-                raise ValueError(f"{name}={value!r}: choose one of {', '.join(get_args(kinds))}")
+                raise Mismatch(f"{name}={value!r}: choose one of {', '.join(get_args(kinds))}")
         if not (self.multiplier > 0 and isfinite(self.multiplier)):
-            raise ValueError(f"multiplier={self.multiplier}: privacy needs noise, a finite multiplier above 0")
+            raise Mismatch(f"multiplier={self.multiplier}: privacy needs noise, a finite multiplier above 0")
         if not 0 < self.rate <= 1:
-            raise ValueError(f"rate={self.rate}: a rate is above 0 and at most 1")
+            raise Mismatch(f"rate={self.rate}: a rate is above 0 and at most 1")
         if self.times < 1:
-            raise ValueError(f"times={self.times}: a round runs its mechanism at least once")
+            raise Mismatch(f"times={self.times}: a round runs its mechanism at least once")
         if self.population is not None and self.population < 1:
-            raise ValueError(f"population={self.population}: somebody must take part, 1 or more")
+            raise Mismatch(f"population={self.population}: somebody must take part, 1 or more")
         self._check_sampling()
         self._check_mechanism()
 
     def _check_sampling(self) -> None:
         if self.sampling == "none" and self.rate != 1:
-            raise ValueError(
+            raise Mismatch(
                 f"rate={self.rate}: without declared sampling nothing is amplified, "
                 "so leave the rate at 1 or say how units are sampled"
             )
         if self.sampling == "fixed" and self.population is None:
-            raise ValueError("population=None: a sample of fixed size needs the number of units it is drawn from")
+            raise Mismatch("population=None: a sample of fixed size needs the number of units it is drawn from")
 
     def _check_mechanism(self) -> None:
         if self.mechanism == "local" and self.sampling != "none":
-            raise ValueError(
+            raise Mismatch(
                 f"sampling={self.sampling!r}: whoever sees a local report knows whose it is, so use sampling='none'"
             )
         if self.mechanism != "tree":
             if self.epoch is not None:
-                raise ValueError(f"epoch={self.epoch}: only mechanism='tree' has epochs, leave it out")
+                raise Mismatch(f"epoch={self.epoch}: only mechanism='tree' has epochs, leave it out")
             return
         if self.epoch is None or self.epoch < 1:
-            raise ValueError(f"epoch={self.epoch}: mechanism='tree' needs the number of rounds in one tree, 1 or more")
+            raise Mismatch(f"epoch={self.epoch}: mechanism='tree' needs the number of rounds in one tree, 1 or more")
         if self.sampling != "none" or self.times != 1:
-            raise ValueError(
+            raise Mismatch(
                 f"sampling={self.sampling!r}, times={self.times}: tree noise claims no sampling and runs once a round, "
                 "so use sampling='none' and times=1"
             )

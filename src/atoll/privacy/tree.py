@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from atoll.core.errors import Mismatch
 from atoll.core.tree import Array
 
 Node = Callable[[int, int], Array]
@@ -11,7 +12,7 @@ Node = Callable[[int, int], Array]
 
 def _check(t: int) -> None:
     if t < 1:
-        raise ValueError(f"t={t}: the rounds of a tree are counted from 1")
+        raise Mismatch(f"t={t}: the rounds of a tree are counted from 1")
 
 
 def prefix(t: int, node: Node) -> Array:

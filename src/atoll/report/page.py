@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
 from atoll.core.disk import replace_file
-from atoll.core.errors import Unwritable
+from atoll.core.errors import Mismatch, Unwritable
 from atoll.core.tree import Array
 from atoll.journal import rounds_done
 from atoll.report import figures as fig
@@ -26,7 +27,11 @@ MANY = 20  # rows of a table before it is folded
 
 def write(path: str | Path, about: About, facts: Facts) -> Path:
     """Write the report; the file is the old one or the new one, whatever happens."""
+    if not isinstance(path, str | PathLike):
+        raise Mismatch(f'path must be the path of a file, as in "report.html", got {path!r}')
     path = Path(path)
+    if path.is_dir():
+        raise Unwritable(f"{path} is a folder: name a file in it, as in {path / 'report.html'}")
     text = shown(page(about, facts))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.journal import read
 from atoll.journal.read import FORMAT, NoRun
+from atoll.runtimes.given import check_folder
 from atoll.runtimes.run import Run
 
 if TYPE_CHECKING:
@@ -40,10 +41,14 @@ def open_run(folder: str | Path, data: Federated | None = None) -> Run:
         True
     """
     from atoll.data import build
+    from atoll.data.checks import check_federated
     from atoll.job.assemble import summary_of
     from atoll.job.file import any_from_table
     from atoll.job.roles import RoleJob
 
+    check_folder("folder", folder)
+    if data is not None:
+        check_federated(data)
     record = read(folder)
     memory, _, damaged = record.past()
     if memory is None:

@@ -18,6 +18,7 @@ from atoll.combine.hidden import LEAST
 from atoll.combine.protocol import PartySession
 from atoll.core.disk import replace_file
 from atoll.core.effects import Note, Sink, drive
+from atoll.core.errors import AtollError
 from atoll.core.given import number
 from atoll.core.tree import Array
 from atoll.core.wire import ClientSide, Member, Mismatch
@@ -38,6 +39,13 @@ from atoll.runtimes.local.memory import PartyMemory
 from atoll.runtimes.local.simulator import Simulator
 
 MAX_PEERS = 2000  # parties that run a protocol in one process
+
+
+class NoMetric(AtollError, KeyError):
+    """A run has no metric of that name."""
+
+    code = "no_metric"
+    __str__ = Exception.__str__  # that of KeyError would quote the sentence
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +98,14 @@ class Run:
 
     def predict(self, x: Array) -> Array:
         """Return what the trained model says of rows: scores of classes, or numbers."""
-        return self.job.method.predict(self.state, np.asarray(x))
+        try:
+            rows = np.asarray(x)
+        except ValueError:  # rows of different lengths
+            rows = np.zeros(())
+        if not rows.ndim:
+            what = type(x).__name__
+            raise Mismatch(f"x is a {what}, and an array of rows, all of one length, is needed, such as data.test.x")
+        return self.job.method.predict(self.state, rows)
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write the run as one self-contained HTML page."""
@@ -107,6 +122,8 @@ class Run:
 
 def curve(facts: list[dict[str, Any]], metric: str) -> tuple[list[int], list[float]]:
     """Read a metric's rounds and values out of facts."""
+    if not isinstance(metric, str):
+        raise Mismatch(f'metric must be a name such as "test.accuracy", got {metric!r}')
     split, _, name = metric.partition(".")
     evaluations = [f for f in facts if f["what"] == "evaluation" and f.get("split") == split and name in f]
     found = evaluations or [f for f in facts if f["what"] == "round" and metric in f]
@@ -123,7 +140,7 @@ def curve(facts: list[dict[str, Any]], metric: str) -> tuple[list[int], list[flo
         from atoll.core.errors import nearest
 
         known = sorted(splits | rounds - {"round", "time"})
-        raise KeyError(f"no metric '{metric}' in this run; {nearest(metric, known)}")
+        raise NoMetric(f"no metric '{metric}' in this run; {nearest(metric, known)}")
     return [f["round"] for f in found], [f[key] for f in found]
 
 
@@ -163,10 +180,11 @@ def simulate(
     check_job(job)
     check_given(out=out, resume=resume, sinks=sinks)
     check_switches(loop=loop, protocols=protocols)
+    seed = number("seed", seed, least=None)
     if workers is not None:
-        number("workers", workers, least=0)
+        workers = number("workers", workers, least=0)
     if loop and workers:
-        raise ValueError(f"loop=True asks one party at a time, in this process: leave out workers={workers}")
+        raise Mismatch(f"loop=True asks one party at a time, in this process: leave out workers={workers}")
     world = World.simulated(seed, protocols=protocols)
     return _train(job, data, world, out, resume, sinks, {"workers": workers, "loop": loop})
 
@@ -210,10 +228,11 @@ def on_ray(
     check_job(job)
     check_given(out=out, resume=resume, sinks=sinks)
     check_switches(protocols=protocols)
+    seed = number("seed", seed, least=None)
     if not isinstance(address, str | None):
         raise Mismatch(f'address must be text, as in address="auto", got {address!r}')
     if workers is not None:
-        number("workers", workers)
+        workers = number("workers", workers)
     executor = partial(RayPool, size=workers, address=address)
     world = World.simulated(seed, protocols=protocols)
     return _train(job, data, world, out, resume, sinks, {"executor": executor})

@@ -68,9 +68,9 @@ class JointMoments(Program):
 
     def __post_init__(self) -> None:
         if self.bits not in SIZES:
-            raise ValueError(f"bits={self.bits}: a Paillier key has 2048 bits, or 3072")
+            raise Mismatch(f"bits={self.bits}: a Paillier key has 2048 bits, or 3072")
         if not 16 <= self.precision <= 44:
-            raise ValueError(f"precision={self.precision}: from 16 to 44 binary digits")
+            raise Mismatch(f"precision={self.precision}: from 16 to 44 binary digits")
 
     def check(self, agreed: Agreed) -> None:
         check_aligned(agreed, ("A", "B"))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, Mismatch
 from atoll.core.tree import Array, Tree
 from atoll.runtimes.local.pool import SLOTS, TRIES
 from atoll.runtimes.local.worker import Chunk, ChunkResult, PartyFailed, Worker
@@ -51,7 +51,7 @@ class RayPool:
 
     def __init__(self, worker: Worker, size: int | None = None, address: str | None = None) -> None:
         if size is not None and size < 1:
-            raise ValueError(f"workers={size}: a number of actors is 1 or more")
+            raise Mismatch(f"workers={size}: a number of actors is 1 or more")
         self._leave = connect(address, size)
         self.died: list[str] = []
         self._actors: dict[int, Any] = {}
