@@ -25,7 +25,7 @@ from atoll.job.assemble import agreement_of
 from atoll.runtimes.network.messages.envelope import Welcome, read_envelope, write_envelope
 from atoll.runtimes.network.server.hub import Hub, QuestionPayload
 from atoll.runtimes.network.trust.roster import line_of
-from atoll.stages.encodings import _position_bits
+from atoll.stages.encodings import _pack_bits, _position_bits
 
 RECIPE = '{ use = "digits", clients = 4, test = 0.2 }'
 JOB = f"""
@@ -71,8 +71,8 @@ def garble(*args: Any) -> None:
     """Take part, and send positions that nobody writes."""
     import atoll.stages.encodings
 
-    atoll.stages.encodings._pack_positions = lambda at, size: (
-        bytes([255]) * ((_position_bits(len(at), size)[1] + 7) // 8)
+    atoll.stages.encodings._pack_positions = lambda at, size: _pack_bits(
+        np.ones(_position_bits(len(at), size)[1], bool)
     )
     take_part(*args)
 

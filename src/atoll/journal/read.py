@@ -123,7 +123,16 @@ class RunRecord:
 
 
 def rounds_done(facts: Iterable[Mapping[str, object]]) -> int:
-    """Return how many rounds facts say are done; one whose fact has `complete: false` is asked again, or goes on."""
+    """Return how many rounds facts say are done; one whose fact has `complete: false` is asked again, or goes on.
+
+    Args:
+        facts: of a run, as `RunRecord.facts` has them.
+
+    Example:
+        >>> from atoll.journal import rounds_done
+        >>> rounds_done([{"what": "round", "round": 1}, {"what": "round", "round": 2, "complete": False}])
+        1
+    """
     said = [fact for fact in facts if fact["what"] in _COUNTED]
     return max(
         (int(number(f, "round") or 0) - (f["what"] != "end" and f.get("complete") is False) for f in said), default=0
