@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.effects import Ask
+from atoll.core.errors import AtollError
 from atoll.core.party import ragged
 from atoll.core.question import Question
 from atoll.core.tree import Array, leaves
@@ -45,8 +46,10 @@ class AskedQuestion:
         )
 
 
-class LostAnswer(Exception):
+class LostAnswer(AtollError):
     """An answer that is not on the disk as it was accepted."""
+
+    code = "lost_answer"
 
     def __init__(self, question: int, answer: Answer, why: str) -> None:
         super().__init__(f"{answer.file} {why}")
