@@ -247,15 +247,16 @@ def test_bodies_are_files_until_they_are_forgotten(store: Store, tmp_path: Path)
     assert store.accept(q, 1, digest(big), big) == "again"
 
 
-def test_files_that_belong_to_nothing_are_swept(store: Store, tmp_path: Path) -> None:
+def test_no_answer_of_an_earlier_server_stays_on_the_disk(store: Store, tmp_path: Path) -> None:
     q = store.open_question("r", "train/contribute", 0, [0])
     store.accept(q, 0, digest(b"mine"), b"mine")
     store.close()
     for name in ("00000001-0-abc", "00000009-4-def.part", "other"):
         (tmp_path / "answers" / name).write_bytes(b"left behind")
     with Store(tmp_path) as again:
-        assert again.found.swept == 3
-        assert [a.file.read_bytes() for a in again.answers(q) if a.file] == [b"mine"]
+        assert again.found.swept == 4
+        assert not [*(tmp_path / "answers").iterdir()]
+        assert [(a.party, a.verdict, a.file) for a in again.answers(q)] == [(0, "accepted", None)]
     check_whole(tmp_path)
 
 

@@ -100,18 +100,21 @@ class Store:
                     db.execute(statement)
 
     def _start(self) -> Found:
-        """Put right what a crash has left: every run that ran can be resumed, nothing is open, no file is nobody's."""
+        """Put right what a crash has left: runs can be resumed, nothing is open, no answer is on the disk.
+
+        Questions do not outlive their server: whoever is asked again sends again.
+        """
         with self._write() as db:
             cut = db.execute("SELECT question FROM questions WHERE state = 'open' ORDER BY question").fetchall()
             db.execute("UPDATE questions SET state = 'interrupted' WHERE state = 'open'")
             db.execute("UPDATE runs SET state = 'resumable' WHERE state = 'running'")
             runs = db.execute("SELECT run FROM runs WHERE state = 'resumable' ORDER BY run").fetchall()
-            known = {name for (name,) in db.execute("SELECT file FROM answers WHERE file IS NOT NULL")}
-        orphans = [path for path in self.bodies.iterdir() if path.name not in known and not path.is_dir()]
+            db.execute("UPDATE answers SET file = NULL WHERE file IS NOT NULL")
+        left = [path for path in self.bodies.iterdir() if not path.is_dir()]
         with self._guard():
-            for path in orphans:
+            for path in left:
                 path.unlink()
-        return Found(tuple(r for (r,) in runs), tuple(q for (q,) in cut), len(orphans))
+        return Found(tuple(r for (r,) in runs), tuple(q for (q,) in cut), len(left))
 
     @contextmanager
     def _guard(self) -> Iterator[None]:

@@ -101,7 +101,7 @@ class Answer(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What starting up has put right: runs to resume, questions cut short, files that belonged to nothing."""
+    """What starting up has put right: runs to resume, questions cut short, files of answers that were deleted."""
 
     resumable: tuple[str, ...]
     interrupted: tuple[int, ...]
