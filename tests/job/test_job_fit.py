@@ -64,7 +64,7 @@ def test_a_model_whose_scores_are_not_for_these_labels_is_refused(digits: Federa
     (lambda: models.cnn((1, 2, 3)), "two convolutions"),  # type: ignore[arg-type]
     (lambda: models.cnn(units=0), "units must be at least 1"),
     (lambda: models.char_lstm(units=-1), "units must be at least 1"),
-    (lambda: atoll.FedAvg(models.softmax(backend="tf")), "use 'jax' or 'torch'"),  # type: ignore[arg-type]
+    (lambda: atoll.FedAvg(models.softmax(backend="tf")), "must be 'jax' or 'torch'"),  # type: ignore[arg-type]
     (lambda: atoll.FedAvg(models.softmax(), optimiser=atoll.optimiser("adamm")), "did you mean 'adam'"),
     (lambda: atoll.ServerOptimiser(atoll.optimiser("adamm")), "did you mean 'adam'"),
     (lambda: atoll.ServerOptimiser(atoll.optimiser("adam", beta=1)), "no option 'beta'"),

@@ -331,8 +331,6 @@ def engine(backend: str) -> Engine:
         from atoll.models.jax_engine import JaxEngine
 
         return JaxEngine()
-    if backend == "torch":
-        from atoll.models.torch_engine import TorchEngine
+    from atoll.models.torch_engine import TorchEngine
 
-        return TorchEngine()
-    raise Mismatch(f"backend '{backend}' is unknown: use 'jax' or 'torch'")
+    return TorchEngine()
