@@ -48,6 +48,7 @@ def test_metrics_that_fit_are_kept(digits: Federated, diabetes: Federated) -> No
     assembled(diabetes, models.linear(), metrics=[metrics.MAE()])()
 
 
+@pytest.mark.data
 def test_a_model_whose_scores_are_not_for_these_labels_is_refused(digits: Federated) -> None:
     check_refusal(assembled(digits, models.char_lstm(8, 2)), "scores for each position", "softmax")
     text = atoll.data.build({"use": "shakespeare", "clients": 4}, 0)
