@@ -2,8 +2,8 @@
 
 So too with every value that is hashed into what parties sign and derive (what was agreed is bound as long as it is in
 there), and with every limit that a message's fields have. Run it as a script: it prints a table and the score, and
-fails unless some test misses everything that is gone. Names of files (`python tests/crypto/mutate.py crypto/terms.py`)
-keep it to them; `--all` also runs the tests of real processes, which take minutes.
+fails unless some test misses everything that is gone. `crypto` or `network` keeps it to one suite,
+names of files (`python tests/crypto/mutate.py crypto/terms.py`) to them; `--all` also runs the tests of real processes, which take minutes.
 
 All refusals stand in one copy of the package, each with a switch. Tests are imported and collected once; a copy of that
 process (a fork) runs a test with one refusal switched off.
@@ -367,8 +367,9 @@ def main() -> int:
 
     assert all((cryptography, gmpy2, msgspec, np, pytest))
     sys.dont_write_bytecode = True  # or a child might load what another child compiled
-    only, missed = {*sys.argv[1:]} - {"--all"}, 0
-    for suite in SUITES:
+    wanted = {suite.folder for suite in SUITES} & {*sys.argv}
+    only, missed = {*sys.argv[1:]} - {"--all"} - wanted, 0
+    for suite in SUITES if not wanted else [suite for suite in SUITES if suite.folder in wanted]:
         tests = suite.tests + (suite.slow if "--all" in sys.argv else ())
         with tempfile.TemporaryDirectory() as folder:
             package = Path(folder)

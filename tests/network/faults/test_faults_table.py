@@ -30,6 +30,7 @@ def test_nothing_is_lost_and_nothing_wrong_is_believed(
     assert [one for one in found if one.is_wrong] == []
 
 
+@pytest.mark.nightly
 def test_a_few_kills(tmp_path: Path) -> None:
     assert {one.end for one in kills(2, tmp_path, lambda _: None, rounds=30)} == {EQUAL}
 
