@@ -3,7 +3,8 @@
 So too with every value that is hashed into what parties sign and derive (what was agreed is bound as long as it is in
 there), and with every limit that a message's fields have. Run it as a script: it prints a table and the score, and
 fails unless some test misses everything that is gone. `crypto` or `network` keeps it to one suite,
-names of files (`python tests/crypto/mutate.py crypto/terms.py`) to them; `--all` also runs the tests of real processes, which take minutes.
+names of files (`python tests/crypto/mutate.py crypto/terms.py`) to them; `--all` also runs the tests of real processes,
+which take minutes.
 
 All refusals stand in one copy of the package, each with a switch. Tests are imported and collected once; a copy of that
 process (a fork) runs a test with one refusal switched off.
